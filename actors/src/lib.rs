@@ -1,0 +1,1 @@
+//! The supervision tree: dispatcher, agents, task runs, MCP connections, delegations, models.

@@ -1,0 +1,1 @@
+//! The replicated cluster: Raft, log store, membership, sessions, and the ClusterHandle.

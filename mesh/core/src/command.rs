@@ -1,0 +1,274 @@
+//! Everything that can change the state, and how a change is refused.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    AgentName, AgentSpec, BootId, Effect, Enrolment, Message, NodeAddresses, NodeId, NodeRole, OwnerReport, Principal,
+    StepNo, Submission, TaskId, TaskState, TraceContext,
+};
+
+/// A command, and who stands behind it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Proposal {
+    /// Who asks.
+    pub by: Principal,
+    /// What is asked.
+    pub command: Command,
+}
+
+/// A change that is asked for. Each may be proposed again when its outcome is unknown: the second time changes nothing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Command {
+    /// A new task.
+    Submit(Box<Submission>),
+    /// A message to a task that waits for its client.
+    Continue {
+        /// The task.
+        task: TaskId,
+        /// The message; its `task_id` is the task.
+        message: Message,
+        /// The span of the request: parent of the next turn's.
+        trace: TraceContext,
+    },
+    /// The client no longer wants the task.
+    Cancel {
+        /// The task.
+        task: TaskId,
+    },
+    /// The owner of a task reports.
+    Report(OwnerReport),
+    /// The first node founds the cluster.
+    Found {
+        /// Id of the cluster.
+        cluster: uuid::Uuid,
+        /// Name of the cluster.
+        name: String,
+        /// Name of the first node.
+        node_name: String,
+        /// Where the first node is reached.
+        addresses: NodeAddresses,
+    },
+    /// A join token was made.
+    MintToken {
+        /// Hash of its secret, in hex.
+        hash: String,
+        /// What the node becomes.
+        role: NodeRole,
+        /// How long it is good, in milliseconds.
+        ttl_ms: u64,
+    },
+    /// A node asks to be a member.
+    Enrol(Enrolment),
+    /// A node registers: after each start, and when its configuration changed.
+    NodeUp {
+        /// The node.
+        node: NodeId,
+        /// This life of its process.
+        boot: BootId,
+        /// Where it is reached.
+        addresses: NodeAddresses,
+        /// Version of its binary.
+        version: String,
+        /// How many tasks it runs at the same time.
+        capacity: u32,
+        /// The agents that its configuration declares.
+        agents: Vec<AgentSpec>,
+    },
+    /// The session of a node ended: proposed by the leader, or by the node itself when it stops in order.
+    NodeLost {
+        /// The node.
+        node: NodeId,
+        /// The life that ended; a later one is not touched.
+        boot: BootId,
+    },
+    /// Assign tasks that no node could take when they came.
+    AssignPending,
+    /// Remove terminal tasks past their retention.
+    Sweep,
+}
+
+/// What a command did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Applied {
+    /// The answer to the proposer.
+    pub reply: Reply,
+    /// Hints to the shell of every node.
+    pub effects: Vec<Effect>,
+}
+
+/// The answer to a proposer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// A task was made, or the same message had made it before.
+    Submitted {
+        /// The task.
+        task: TaskId,
+        /// Whether this proposal made it.
+        created: bool,
+    },
+    /// A message was taken for a task.
+    Continued {
+        /// The task.
+        task: TaskId,
+    },
+    /// A node is a member.
+    Enrolled {
+        /// Its id.
+        node: NodeId,
+        /// What it becomes.
+        role: NodeRole,
+    },
+    /// Done.
+    Done,
+}
+
+/// Why a command was refused: the proposer's doing, so proposing it again without a change is refused again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Rejection {
+    /// No node declares such an agent.
+    #[error("agent {agent} is not known; known agents: {}", list(known))]
+    UnknownAgent {
+        /// What was asked for.
+        agent: AgentName,
+        /// What there is.
+        known: Vec<AgentName>,
+    },
+    /// There is no such task, or it is not the caller's.
+    #[error("task {task} is not known")]
+    UnknownTask {
+        /// What was asked for.
+        task: TaskId,
+    },
+    /// The task has ended.
+    #[error("task {task} has ended as {state:?}: send a message without taskId to begin a new one")]
+    TaskEnded {
+        /// The task.
+        task: TaskId,
+        /// How it ended.
+        state: TaskState,
+    },
+    /// A message came while the task works.
+    #[error(
+        "task {task} is {state:?} and takes no message until it asks for one: wait for INPUT_REQUIRED or cancel it"
+    )]
+    TaskBusy {
+        /// The task.
+        task: TaskId,
+        /// Its state.
+        state: TaskState,
+    },
+    /// The task has ended otherwise.
+    #[error("task {task} has ended as {state:?} and cannot be canceled")]
+    NotCancelable {
+        /// The task.
+        task: TaskId,
+        /// How it ended.
+        state: TaskState,
+    },
+    /// The message names a context that is not the task's.
+    #[error("task {task} belongs to another context than the message names")]
+    ContextMismatch {
+        /// The task.
+        task: TaskId,
+    },
+    /// The same message id came before with other content.
+    #[error("message {message} was sent before with different content (it made task {task}): use a new messageId")]
+    MessageReused {
+        /// The message id.
+        message: String,
+        /// The task of the first one.
+        task: TaskId,
+    },
+    /// A message without content.
+    #[error("message has no parts, or only empty text: say what is to be done")]
+    EmptyMessage,
+    /// An answer to an in-doubt step that is not understood.
+    #[error("step {step} is in doubt: answer \"retry\", \"done RESULT\" or \"failed REASON\"")]
+    UndecidedDoubt {
+        /// The step.
+        step: StepNo,
+    },
+    /// More than a bound allows.
+    #[error("{what} exceeds the limit of {limit}")]
+    TooLarge {
+        /// What.
+        what: String,
+        /// The bound.
+        limit: u64,
+    },
+    /// Full for the moment.
+    #[error("{what} is full ({limit}): try again in {retry_after_ms} ms")]
+    Full {
+        /// What.
+        what: String,
+        /// The bound.
+        limit: u64,
+        /// When it is worth another try.
+        retry_after_ms: u64,
+    },
+    /// A chain of delegations that is too deep.
+    #[error("delegation chain is longer than {limit}: agents probably delegate in a circle")]
+    TooManyHops {
+        /// The bound.
+        limit: u32,
+    },
+    /// The principal may not do this.
+    #[error("{by} may not do this")]
+    NotAllowed {
+        /// Who asked.
+        by: String,
+    },
+    /// The reporter does not hold the lease.
+    #[error("lease of task {task} is not held under epoch {epoch}")]
+    StaleEpoch {
+        /// The task.
+        task: TaskId,
+        /// What the report carried.
+        epoch: u64,
+    },
+    /// A report came before the one that precedes it.
+    #[error("report {number} came where {expected} was expected")]
+    ReportGap {
+        /// Its number.
+        number: u64,
+        /// What was expected.
+        expected: u64,
+    },
+    /// A step that is not there, or not open.
+    #[error("step {step} is not the next, or is not open")]
+    UnexpectedStep {
+        /// The step.
+        step: StepNo,
+    },
+    /// A join token that is not known.
+    #[error("join token is not known: make one with `towline cluster join-token`")]
+    UnknownToken,
+    /// A join token past its time.
+    #[error("join token has expired: make one with `towline cluster join-token`")]
+    TokenExpired,
+    /// A join token that made another node a member.
+    #[error("join token was used by node {node}: make another with `towline cluster join-token`")]
+    TokenUsed {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node that is not a member.
+    #[error("node {node} is not a member of this cluster")]
+    UnknownNode {
+        /// The node.
+        node: NodeId,
+    },
+    /// The cluster was founded with another id.
+    #[error("cluster was founded before, under id {cluster}")]
+    AlreadyFounded {
+        /// Its id.
+        cluster: uuid::Uuid,
+    },
+}
+
+fn list(names: &[AgentName]) -> String {
+    if names.is_empty() {
+        return "none".to_owned();
+    }
+    names.iter().map(AgentName::as_str).collect::<Vec<_>>().join(", ")
+}

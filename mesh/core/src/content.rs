@@ -1,0 +1,169 @@
+//! Messages, parts and artifacts, as A2A 1.0 defines them (spec section 4.1), without its wire types.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+use crate::{ContextId, MessageId, TaskId};
+
+/// Free-form JSON that travels with a message, part or artifact.
+pub type Metadata = BTreeMap<String, serde_json::Value>;
+
+/// Who wrote a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// The client.
+    User,
+    /// The agent.
+    Agent,
+}
+
+/// What a part holds: exactly one of these.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Content {
+    /// Text.
+    Text(String),
+    /// Bytes of a file.
+    Raw(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// Where a file is.
+    Url(String),
+    /// Structured data.
+    Data(serde_json::Value),
+}
+
+/// One part of a message or artifact.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// The content.
+    pub content: Content,
+    /// IANA media type, if given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub media_type: Option<String>,
+    /// Name of the file, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filename: Option<String>,
+    /// Free-form metadata.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: Metadata,
+}
+
+impl Part {
+    /// A part that holds text and nothing else.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self { content: Content::Text(text.into()), media_type: None, filename: None, metadata: Metadata::new() }
+    }
+
+    /// A part that holds structured data and nothing else.
+    pub fn data(value: serde_json::Value) -> Self {
+        Self { content: Content::Data(value), media_type: None, filename: None, metadata: Metadata::new() }
+    }
+
+    /// Bytes of content, for the bounds in [`crate::limits`]. Structured data counts as its JSON text.
+    pub fn size(&self) -> usize {
+        match &self.content {
+            Content::Text(text) | Content::Url(text) => text.len(),
+            Content::Raw(bytes) => bytes.len(),
+            Content::Data(value) => value.to_string().len(),
+        }
+    }
+}
+
+/// A message from a client or an agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Message {
+    /// Chosen by the sender.
+    pub message_id: MessageId,
+    /// The conversation, if the sender named one or the cluster has assigned it.
+    pub context_id: Option<ContextId>,
+    /// The task that the message continues or belongs to.
+    pub task_id: Option<TaskId>,
+    /// Who wrote it.
+    pub role: Role,
+    /// Never empty.
+    pub parts: Vec<Part>,
+    /// Free-form metadata.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: Metadata,
+    /// URIs of the extensions that contributed to the message.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extensions: Vec<String>,
+    /// Other tasks that the message refers to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reference_task_ids: Vec<String>,
+}
+
+impl Message {
+    /// All text parts, joined by line breaks.
+    pub fn text(&self) -> String {
+        join_text(&self.parts)
+    }
+
+    /// Bytes of content in all parts.
+    pub fn size(&self) -> usize {
+        self.parts.iter().map(Part::size).sum()
+    }
+
+    /// Whether both say the same thing by the rule of deduplication: role, parts, context, task and references;
+    /// metadata is left out, since a retry may carry another trace.
+    pub fn same_content(&self, other: &Message) -> bool {
+        self.role == other.role
+            && self.parts == other.parts
+            && self.context_id == other.context_id
+            && self.task_id == other.task_id
+            && self.reference_task_ids == other.reference_task_ids
+    }
+}
+
+/// Something that a task made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Artifact {
+    /// Unique in its task.
+    pub artifact_id: String,
+    /// A name for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// The content. Text chunks that were streamed are joined into one part.
+    pub parts: Vec<Part>,
+    /// Free-form metadata.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: Metadata,
+}
+
+impl Artifact {
+    /// All text parts, joined by line breaks.
+    pub fn text(&self) -> String {
+        join_text(&self.parts)
+    }
+
+    /// Appends the parts of a chunk. A text part that follows plain text extends it, so that concatenating the chunks
+    /// of a stream gives exactly the text that is stored.
+    pub fn append(&mut self, parts: &[Part]) {
+        for part in parts {
+            let extended = match (self.parts.last_mut(), &part.content) {
+                (Some(Part { content: Content::Text(text), media_type, filename: None, .. }), Content::Text(more))
+                    if part.filename.is_none() && *media_type == part.media_type =>
+                {
+                    text.push_str(more);
+                    true
+                }
+                _ => false,
+            };
+            if !extended {
+                self.parts.push(part.clone());
+            }
+        }
+    }
+}
+
+fn join_text(parts: &[Part]) -> String {
+    let texts: Vec<&str> = parts
+        .iter()
+        .filter_map(|part| match &part.content {
+            Content::Text(text) => Some(text.as_str()),
+            Content::Raw(_) | Content::Url(_) | Content::Data(_) => None,
+        })
+        .collect();
+    texts.join("\n")
+}

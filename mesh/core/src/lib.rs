@@ -1,0 +1,44 @@
+//! The pure core of Towline: what is true, and what a command makes of it.
+//!
+//! [`State::apply`] is total and deterministic. It reads no clock, opens no socket and draws no random number:
+//! time and the log index arrive in the [`Stamp`], ids and randomness inside the [`Command`]. The same log
+//! therefore gives the same state on every node and after every restart.
+//!
+//! ```text
+//! Proposal { by, command } + Stamp { index, at }  ──State::apply──▶  Ok(Applied { reply, effects }) | Err(Rejection)
+//! ```
+//!
+//! Effects are hints for the shell; the state is the truth. A shell that missed every effect still ends up right by
+//! comparing what it runs with [`State::tasks_of`].
+
+mod agent;
+mod command;
+mod content;
+mod effect;
+mod enrolment;
+mod event;
+mod ids;
+mod journal;
+mod lease;
+pub mod limits;
+mod node;
+mod policy;
+mod principal;
+mod state;
+mod task;
+mod trace_context;
+
+pub use agent::{Agent, AgentSpec, Placement};
+pub use command::{Applied, Command, Proposal, Rejection, Reply};
+pub use content::{Artifact, Content, Message, Metadata, Part, Role};
+pub use effect::Effect;
+pub use enrolment::{Enrolment, JoinToken, NodeRole};
+pub use event::{Event, EventKind};
+pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, TaskId, VShard};
+pub use journal::{Doubt, Intent, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage};
+pub use lease::{Epoch, Lease, Stamp, Timestamp};
+pub use node::{Node, NodeAddresses, NodeHealth};
+pub use principal::Principal;
+pub use state::{ListFilter, State, TaskPage};
+pub use task::{Adoption, OwnerReport, OwnerWord, ParentLink, Submission, Task, TaskState, TaskStatus, Turn};
+pub use trace_context::{InvalidTraceContext, TraceContext};

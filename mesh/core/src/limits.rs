@@ -1,0 +1,48 @@
+//! The bounds that the core itself enforces. Each says why it is what it is.
+
+/// Longest id that a caller may choose, in characters: ids are kept in indexes for as long as the task.
+pub const MAX_ID_CHARS: usize = 256;
+
+/// Most parts of one message or artifact update: one log entry carries them all.
+pub const MAX_PARTS: usize = 256;
+
+/// Largest message or artifact update, in bytes of content: an entry above this makes replication batches exceed what
+/// peers accept in one frame.
+pub const MAX_CONTENT_BYTES: usize = 4 * 1024 * 1024;
+
+/// Most tasks of one agent that are not terminal: beyond it a submission is refused, since every waiting task costs
+/// memory on each node.
+pub const MAX_OPEN_TASKS_PER_AGENT: usize = 10_000;
+
+/// Most tasks that are not terminal, over all agents.
+pub const MAX_OPEN_TASKS: usize = 50_000;
+
+/// Terminal tasks kept for reading. The oldest go first; see [`TERMINAL_RETENTION_MS`].
+pub const MAX_TERMINAL_TASKS: usize = 20_000;
+
+/// How long a terminal task stays readable: a week.
+pub const TERMINAL_RETENTION_MS: u64 = 7 * 24 * 3600 * 1000;
+
+/// Events of one task that a stream can resume from. Older ones are answered with a snapshot of the task.
+pub const MAX_RETAINED_EVENTS: usize = 8_192;
+
+/// Most events that one task may make in its life: a runaway agent is stopped here.
+pub const MAX_EVENTS_PER_TASK: u64 = 100_000;
+
+/// Most artifacts of one task.
+pub const MAX_ARTIFACTS: usize = 1_024;
+
+/// Most bytes of content that one task may hold in messages, artifacts and journal together.
+pub const MAX_TASK_BYTES: usize = 32 * 1024 * 1024;
+
+/// Most steps in the journal of one task.
+pub const MAX_STEPS: usize = 4_096;
+
+/// Deepest chain of delegations: a loop of agents that delegate to each other ends here.
+pub const MAX_HOPS: u32 = 16;
+
+/// Tasks that one `NodeLost` or `NodeUp` entry reassigns at most: it bounds the time of one `apply`.
+pub const MAX_REASSIGNED_PER_ENTRY: usize = 1_000;
+
+/// Terminal tasks that one sweep removes at most.
+pub const MAX_SWEPT_PER_ENTRY: usize = 1_000;

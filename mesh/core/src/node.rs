@@ -1,0 +1,51 @@
+//! Nodes, as every node of the cluster sees them.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+use crate::{AgentName, BootId, NodeId, NodeRole, Timestamp};
+
+/// Where a node is reached.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeAddresses {
+    /// Base URL of its public listener, such as `http://127.0.0.1:7420`.
+    pub http: String,
+    /// `host:port` of its peer listener.
+    pub peer: String,
+}
+
+/// Whether a node can run tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeHealth {
+    /// Enrolled, and not yet heard of.
+    Enrolled,
+    /// It registered and its session is kept alive.
+    Up,
+    /// Its session ended without a word.
+    Lost,
+}
+
+/// A node of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    /// Never reused.
+    pub id: NodeId,
+    /// A name for people.
+    pub name: String,
+    /// Voter or learner.
+    pub role: NodeRole,
+    /// Where it is reached.
+    pub addresses: NodeAddresses,
+    /// Version of its binary.
+    pub version: String,
+    /// The life of its process that registered last.
+    pub boot: Option<BootId>,
+    /// Whether it can run tasks.
+    pub health: NodeHealth,
+    /// Since when.
+    pub since: Timestamp,
+    /// How many tasks it runs at the same time.
+    pub capacity: u32,
+    /// The agents that its configuration declares.
+    pub declares: BTreeSet<AgentName>,
+}

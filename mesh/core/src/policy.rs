@@ -1,0 +1,22 @@
+//! Who may do what. Checked once, at the head of `State::apply`.
+
+use crate::{Command, Principal, Rejection};
+
+/// Refuses a command that `by` may not give, whatever the state.
+pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> {
+    let allowed = match command {
+        Command::Submit(_) | Command::Continue { .. } | Command::Cancel { .. } => match by {
+            Principal::Operator | Principal::Agent { .. } => true,
+            Principal::Node(_) => false,
+        },
+        Command::MintToken { .. } => *by == Principal::Operator,
+        Command::NodeUp { node, .. } => *by == Principal::Node(*node),
+        Command::Report(_)
+        | Command::Found { .. }
+        | Command::Enrol(_)
+        | Command::NodeLost { .. }
+        | Command::AssignPending
+        | Command::Sweep => matches!(by, Principal::Node(_)),
+    };
+    if allowed { Ok(()) } else { Err(Rejection::NotAllowed { by: by.to_string() }) }
+}

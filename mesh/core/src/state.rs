@@ -1,0 +1,747 @@
+//! What is true now: `apply` takes a command and makes the next truth.
+
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    Adoption, Agent, AgentName, AgentSpec, Applied, BootId, Command, ContextId, Doubt, Effect, Enrolment, Epoch,
+    EventKind, JoinToken, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole,
+    Outcome, OwnerReport, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task, TaskId,
+    TaskState, TaskStatus, Timestamp, Turn, VShard, limits, policy, task,
+};
+
+type TaskKey = (VShard, TaskId);
+
+/// The id of the first node; every other id is the log index of an enrolment, which is greater.
+const FOUNDER: NodeId = NodeId(1);
+
+/// What the replicated state machine holds. Equal on every node at the same log index.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    cluster: Option<(uuid::Uuid, String)>,
+    nodes: BTreeMap<NodeId, Node>,
+    tokens: BTreeMap<String, JoinToken>,
+    agents: BTreeMap<AgentName, Agent>,
+    tasks: BTreeMap<TaskKey, Task>,
+    dedup: BTreeMap<(Principal, MessageId), Sent>,
+    /// Tasks leased to a node: its load, and what its dispatcher compares itself with.
+    leased: BTreeMap<NodeId, BTreeSet<TaskId>>,
+    /// Tasks that should run and have no owner.
+    unassigned: BTreeSet<TaskId>,
+    children: BTreeMap<TaskId, BTreeSet<TaskId>>,
+    /// Terminal tasks by the time they ended, for the sweep.
+    ended: BTreeSet<(Timestamp, TaskId)>,
+    last: Stamp,
+}
+
+/// Where a message went when it came first; the task's history holds what it said.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Sent {
+    task: TaskId,
+    agent: AgentName,
+}
+
+/// Which tasks a listing shows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ListFilter {
+    /// Only of this conversation.
+    pub context: Option<ContextId>,
+    /// Only in this state.
+    pub state: Option<TaskState>,
+    /// Only with a status that is this recent.
+    pub status_after: Option<Timestamp>,
+    /// Only of this agent.
+    pub agent: Option<AgentName>,
+    /// Go on behind this position: status time and id of the last task of the page before.
+    pub after: Option<(Timestamp, TaskId)>,
+}
+
+/// One page of a listing, newest status first.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TaskPage<'a> {
+    /// The tasks.
+    pub tasks: Vec<&'a Task>,
+    /// Where the next page goes on, if there is one.
+    pub next: Option<(Timestamp, TaskId)>,
+    /// How many tasks the filter selects on all pages.
+    pub total: usize,
+}
+
+impl State {
+    /// Applies a command. Total: every command either changes the state or is refused with a [`Rejection`], and then the
+    /// state is as before.
+    ///
+    /// # Errors
+    /// A [`Rejection`], which is the proposer's doing and goes back to it.
+    pub fn apply(&mut self, proposal: Proposal, stamp: Stamp) -> Result<Applied, Rejection> {
+        let stamp = Stamp { index: stamp.index, at: stamp.at.max(self.last.at) };
+        self.last = stamp;
+        let Proposal { by, command } = proposal;
+        policy::check(&by, &command)?;
+        match command {
+            Command::Submit(submission) => self.submit(by, *submission, stamp),
+            Command::Continue { task, message, trace } => self.continue_task(&by, task, message, trace, stamp),
+            Command::Cancel { task } => self.cancel(&by, task, stamp),
+            Command::Report(report) => self.report(&by, report, stamp),
+            Command::Found { cluster, name, node_name, addresses } => {
+                self.found(cluster, name, node_name, addresses, stamp)
+            }
+            Command::MintToken { hash, role, ttl_ms } => self.mint(hash, role, ttl_ms, stamp),
+            Command::Enrol(enrolment) => self.enrol(enrolment, stamp),
+            Command::NodeUp { node, boot, addresses, version, capacity, agents } => {
+                let news = NodeNews { boot, addresses, version, capacity };
+                self.node_up(node, news, agents, stamp)
+            }
+            Command::NodeLost { node, boot } => Ok(self.node_lost(node, boot, stamp)),
+            Command::AssignPending => Ok(done(self.assign_pending(stamp))),
+            Command::Sweep => Ok(self.sweep(stamp)),
+        }
+    }
+
+    /// Id and name of the cluster, once it was founded.
+    pub fn cluster(&self) -> Option<(uuid::Uuid, &str)> {
+        self.cluster.as_ref().map(|(id, name)| (*id, name.as_str()))
+    }
+
+    /// Position and time of the last command.
+    pub fn last(&self) -> Stamp {
+        self.last
+    }
+
+    /// All nodes, by id.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
+    }
+
+    /// One node.
+    pub fn node(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.get(&id)
+    }
+
+    /// All agents, by name.
+    pub fn agents(&self) -> impl Iterator<Item = &Agent> {
+        self.agents.values()
+    }
+
+    /// One agent.
+    pub fn agent(&self, name: &AgentName) -> Option<&Agent> {
+        self.agents.get(name)
+    }
+
+    /// The agents placed on a node.
+    pub fn agents_on(&self, node: NodeId) -> impl Iterator<Item = &Agent> {
+        self.agents.values().filter(move |agent| agent.placed.contains(&node))
+    }
+
+    /// A task, whoever owns it: for the node that runs it.
+    pub fn task(&self, id: TaskId) -> Option<&Task> {
+        self.tasks.get(&key(id))
+    }
+
+    /// A task as a principal may see it: another's looks as if it did not exist.
+    pub fn task_for(&self, by: &Principal, id: TaskId) -> Option<&Task> {
+        self.task(id).filter(|task| task.owner == *by.owner())
+    }
+
+    /// The tasks whose lease a node holds.
+    pub fn tasks_of(&self, node: NodeId) -> impl Iterator<Item = &Task> {
+        self.leased.get(&node).into_iter().flatten().filter_map(|id| self.task(*id))
+    }
+
+    /// How many tasks a node holds a lease of.
+    pub fn load_of(&self, node: NodeId) -> usize {
+        self.leased.get(&node).map_or(0, BTreeSet::len)
+    }
+
+    /// The tasks that a task delegated to agents of this mesh.
+    pub fn children_of(&self, task: TaskId) -> impl Iterator<Item = &Task> {
+        self.children.get(&task).into_iter().flatten().filter_map(|id| self.task(*id))
+    }
+
+    /// Tasks that should run and have no owner.
+    pub fn unassigned(&self) -> usize {
+        self.unassigned.len()
+    }
+
+    /// Whether some unassigned task could be given to a node.
+    pub fn has_assignable(&self) -> bool {
+        self.unassigned.iter().filter_map(|id| self.task(*id)).any(|task| self.choose(&task.agent, None).is_some())
+    }
+
+    /// Whether a sweep would remove something at this time.
+    pub fn has_sweepable(&self, now: Timestamp) -> bool {
+        self.ended.len() > limits::MAX_TERMINAL_TASKS
+            || self.ended.first().is_some_and(|(at, _)| now.0.saturating_sub(at.0) > limits::TERMINAL_RETENTION_MS)
+            || self.tokens.values().any(|token| token_is_over(token, now))
+    }
+
+    /// All tasks of one virtual shard, by id.
+    pub fn tasks_in(&self, shard: VShard) -> impl Iterator<Item = &Task> {
+        let first = (shard, TaskId::from_uuid(uuid::Uuid::nil()));
+        let last = (shard, TaskId::from_uuid(uuid::Uuid::max()));
+        self.tasks.range(first..=last).map(|(_, task)| task)
+    }
+
+    /// One page of the tasks that a principal may see, newest status first.
+    pub fn list(&self, by: &Principal, filter: &ListFilter, page_size: usize) -> TaskPage<'_> {
+        let mut selected: Vec<&Task> =
+            self.tasks.values().filter(|task| task.owner == *by.owner() && filter.selects(task)).collect();
+        selected.sort_unstable_by_key(|task| std::cmp::Reverse((task.status.at, task.id)));
+        let total = selected.len();
+        let start = filter.after.map_or(0, |after| selected.partition_point(|task| (task.status.at, task.id) >= after));
+        let tasks: Vec<&Task> = selected.iter().skip(start).take(page_size).copied().collect();
+        let more = start + tasks.len() < total;
+        let next = tasks.last().filter(|_| more).map(|task| (task.status.at, task.id));
+        TaskPage { tasks, next, total }
+    }
+
+    fn submit(&mut self, by: Principal, submission: Submission, stamp: Stamp) -> Result<Applied, Rejection> {
+        if let Some(task) = self.sent_before(&by, &submission.message, Some(&submission.agent))? {
+            return Ok(Applied { reply: Reply::Submitted { task, created: false }, effects: Vec::new() });
+        }
+        check_message(&submission.message)?;
+        if !self.agents.contains_key(&submission.agent) {
+            return Err(Rejection::UnknownAgent {
+                agent: submission.agent,
+                known: self.agents.keys().cloned().collect(),
+            });
+        }
+        if submission.hop > limits::MAX_HOPS {
+            return Err(Rejection::TooManyHops { limit: limits::MAX_HOPS });
+        }
+        if let Some(parent) = &submission.parent
+            && let Some(parent) = self.task(parent.task)
+            && parent.status.state.is_terminal()
+        {
+            return Err(Rejection::TaskEnded { task: parent.id, state: parent.status.state });
+        }
+        self.check_room(&submission.agent)?;
+
+        let id = submission.task;
+        let prefer = submission.prefer;
+        let task = new_task(by, submission, stamp.at);
+        self.remember(&task.owner, &task.history[0], &task);
+        if let Some(parent) = &task.parent {
+            self.children.entry(parent.task).or_default().insert(id);
+        }
+        self.tasks.insert(key(id), task);
+        self.unassigned.insert(id);
+        let mut effects = vec![Effect::Changed { task: id }];
+        self.assign(id, Some(prefer), stamp, &mut effects);
+        Ok(Applied { reply: Reply::Submitted { task: id, created: true }, effects })
+    }
+
+    fn continue_task(
+        &mut self,
+        by: &Principal,
+        id: TaskId,
+        message: Message,
+        trace: crate::TraceContext,
+        stamp: Stamp,
+    ) -> Result<Applied, Rejection> {
+        let Some(task) = self.task_for(by, id) else {
+            return Err(Rejection::UnknownTask { task: id });
+        };
+        if let Some(task) = self.sent_before(by, &message, None)? {
+            return Ok(Applied { reply: Reply::Continued { task }, effects: Vec::new() });
+        }
+        check_message(&message)?;
+        if message.context_id.as_ref().is_some_and(|context| *context != task.context) {
+            return Err(Rejection::ContextMismatch { task: id });
+        }
+        let state = task.status.state;
+        if state.is_terminal() {
+            return Err(Rejection::TaskEnded { task: id, state });
+        }
+        if !state.is_interrupted() {
+            return Err(Rejection::TaskBusy { task: id, state });
+        }
+
+        let mut task = task.clone();
+        settle_questions(&mut task, &message.text(), stamp.at)?;
+        self.remember(by.owner(), &message, &task);
+        task.bytes += message.size();
+        task.history.push(message);
+        task.turn = Turn {
+            number: task.turn.number,
+            attempt: task.turn.attempt,
+            span: None,
+            parent: trace,
+            started: stamp.at,
+            lost: task.turn.lost,
+        };
+        task.set_status(stamp.at, TaskState::Submitted, None, Metadata::new());
+        self.tasks.insert(key(id), task);
+        self.unassigned.insert(id);
+        let mut effects = vec![Effect::Changed { task: id }];
+        self.assign(id, None, stamp, &mut effects);
+        Ok(Applied { reply: Reply::Continued { task: id }, effects })
+    }
+
+    fn cancel(&mut self, by: &Principal, id: TaskId, stamp: Stamp) -> Result<Applied, Rejection> {
+        let Some(task) = self.task_for(by, id) else {
+            return Err(Rejection::UnknownTask { task: id });
+        };
+        match task.status.state {
+            TaskState::Canceled => return Ok(done(Vec::new())),
+            state @ (TaskState::Completed | TaskState::Failed | TaskState::Rejected) => {
+                return Err(Rejection::NotCancelable { task: id, state });
+            }
+            TaskState::Submitted | TaskState::Working | TaskState::InputRequired | TaskState::AuthRequired => {}
+        }
+        let mut effects = Vec::new();
+        self.cancel_tree(id, stamp, &mut effects);
+        Ok(done(effects))
+    }
+
+    /// Cancels a task and every open task below it: a child does not outlive its parent.
+    fn cancel_tree(&mut self, id: TaskId, stamp: Stamp, effects: &mut Vec<Effect>) {
+        let mut open = vec![id];
+        while let Some(id) = open.pop() {
+            let Some(task) = self.tasks.get_mut(&key(id)) else { continue };
+            if !task.status.state.is_terminal() {
+                task.set_status(stamp.at, TaskState::Canceled, None, Metadata::new());
+                effects.push(Effect::Changed { task: id });
+                self.release(id, effects);
+                self.ended.insert((stamp.at, id));
+            }
+            open.extend(self.children.get(&id).into_iter().flatten());
+        }
+    }
+
+    fn report(&mut self, by: &Principal, report: OwnerReport, stamp: Stamp) -> Result<Applied, Rejection> {
+        let OwnerReport { task: id, epoch, number, words } = report;
+        let Some(task) = self.task(id) else {
+            return Err(Rejection::UnknownTask { task: id });
+        };
+        let held = task.lease.as_ref().filter(|lease| lease.epoch == epoch && *by == Principal::Node(lease.node));
+        let Some(lease) = held else {
+            return Err(Rejection::StaleEpoch { task: id, epoch: epoch.0 });
+        };
+        if number <= lease.reported {
+            return Ok(done(Vec::new()));
+        }
+        if number != lease.reported + 1 {
+            return Err(Rejection::ReportGap { number, expected: lease.reported + 1 });
+        }
+
+        task::check_words(task, &words)?;
+
+        let task = self.tasks.get_mut(&key(id)).expect("task was found above");
+        let generation = task.generation;
+        for word in words {
+            task::apply_word(task, word, stamp.at);
+        }
+        if let Some(lease) = &mut task.lease {
+            lease.reported = number;
+        }
+        let state = task.status.state;
+        let changed = task.generation != generation;
+
+        let mut effects = Vec::new();
+        if changed {
+            effects.push(Effect::Changed { task: id });
+        }
+        if state.is_terminal() || state.is_interrupted() {
+            self.release(id, &mut effects);
+        }
+        if state.is_terminal() {
+            self.ended.insert((stamp.at, id));
+            self.cancel_tree(id, stamp, &mut effects);
+        }
+        Ok(done(effects))
+    }
+
+    fn found(
+        &mut self,
+        cluster: uuid::Uuid,
+        name: String,
+        node_name: String,
+        addresses: NodeAddresses,
+        stamp: Stamp,
+    ) -> Result<Applied, Rejection> {
+        match &self.cluster {
+            Some((id, _)) if *id == cluster => return Ok(done(Vec::new())),
+            Some((id, _)) => return Err(Rejection::AlreadyFounded { cluster: *id }),
+            None => {}
+        }
+        self.cluster = Some((cluster, name));
+        self.nodes.insert(FOUNDER, new_node(FOUNDER, node_name, NodeRole::Voter, addresses, stamp.at));
+        Ok(done(Vec::new()))
+    }
+
+    fn mint(&mut self, hash: String, role: NodeRole, ttl_ms: u64, stamp: Stamp) -> Result<Applied, Rejection> {
+        let expires = Timestamp(stamp.at.0.saturating_add(ttl_ms));
+        self.tokens.entry(hash).or_insert(JoinToken { role, expires, used: None });
+        Ok(done(Vec::new()))
+    }
+
+    fn enrol(&mut self, enrolment: Enrolment, stamp: Stamp) -> Result<Applied, Rejection> {
+        let token = self.tokens.get_mut(&enrolment.token_hash).ok_or(Rejection::UnknownToken)?;
+        let role = token.role;
+        if let Some((request, node)) = token.used {
+            return if request == enrolment.request {
+                Ok(Applied { reply: Reply::Enrolled { node, role }, effects: Vec::new() })
+            } else {
+                Err(Rejection::TokenUsed { node })
+            };
+        }
+        if token.expires <= stamp.at {
+            return Err(Rejection::TokenExpired);
+        }
+        let node = NodeId(stamp.index);
+        token.used = Some((enrolment.request, node));
+        self.nodes.insert(node, new_node(node, enrolment.name, role, enrolment.addresses, stamp.at));
+        Ok(Applied { reply: Reply::Enrolled { node, role }, effects: Vec::new() })
+    }
+
+    fn node_up(
+        &mut self,
+        id: NodeId,
+        news: NodeNews,
+        agents: Vec<AgentSpec>,
+        stamp: Stamp,
+    ) -> Result<Applied, Rejection> {
+        let node = self.nodes.get_mut(&id).ok_or(Rejection::UnknownNode { node: id })?;
+        let restarted = node.boot.is_some_and(|boot| boot != news.boot);
+        if node.health != NodeHealth::Up || restarted {
+            node.since = stamp.at;
+        }
+        node.boot = Some(news.boot);
+        node.addresses = news.addresses;
+        node.version = news.version;
+        node.capacity = news.capacity;
+        node.health = NodeHealth::Up;
+        node.declares = agents.iter().map(|agent| agent.name.clone()).collect();
+
+        let mut effects = Vec::new();
+        if restarted {
+            self.lose_leases(id, &mut effects);
+        }
+        for spec in agents {
+            let name = spec.name.clone();
+            self.agents
+                .entry(name)
+                .and_modify(|agent| agent.spec = spec.clone())
+                .or_insert(Agent { spec, placed: BTreeSet::new() });
+        }
+        let nodes = &self.nodes;
+        self.agents.retain(|name, _| nodes.values().any(|node| node.declares.contains(name)));
+        self.place_agents(&mut effects);
+        effects.extend(self.assign_pending(stamp));
+        Ok(done(effects))
+    }
+
+    fn node_lost(&mut self, id: NodeId, boot: BootId, stamp: Stamp) -> Applied {
+        let mut effects = Vec::new();
+        if let Some(node) = self.nodes.get_mut(&id)
+            && node.boot == Some(boot)
+            && node.health == NodeHealth::Up
+        {
+            node.health = NodeHealth::Lost;
+            node.since = stamp.at;
+            self.lose_leases(id, &mut effects);
+            self.place_agents(&mut effects);
+            effects.extend(self.assign_pending(stamp));
+        }
+        done(effects)
+    }
+
+    fn sweep(&mut self, stamp: Stamp) -> Applied {
+        for _ in 0..limits::MAX_SWEPT_PER_ENTRY {
+            let Some(&(at, id)) = self.ended.first() else { break };
+            let old = stamp.at.0.saturating_sub(at.0) > limits::TERMINAL_RETENTION_MS;
+            if !old && self.ended.len() <= limits::MAX_TERMINAL_TASKS {
+                break;
+            }
+            self.ended.pop_first();
+            self.forget(id);
+        }
+        self.tokens.retain(|_, token| !token_is_over(token, stamp.at));
+        done(Vec::new())
+    }
+
+    fn forget(&mut self, id: TaskId) {
+        let Some(task) = self.tasks.remove(&key(id)) else { return };
+        for message in &task.history {
+            self.dedup.remove(&(task.owner.clone(), message.message_id.clone()));
+        }
+        self.children.remove(&id);
+        if let Some(parent) = &task.parent
+            && let Some(siblings) = self.children.get_mut(&parent.task)
+        {
+            siblings.remove(&id);
+        }
+    }
+
+    /// Ends the lease of a task that no longer runs.
+    fn release(&mut self, id: TaskId, effects: &mut Vec<Effect>) {
+        self.unassigned.remove(&id);
+        let Some(task) = self.tasks.get_mut(&key(id)) else { return };
+        task.lost_owner = None;
+        if let Some(lease) = task.lease.take() {
+            if let Some(held) = self.leased.get_mut(&lease.node) {
+                held.remove(&id);
+            }
+            effects.push(Effect::Stop { task: id, node: lease.node });
+        }
+    }
+
+    /// Ends every lease of a node that was lost or came back as another process.
+    fn lose_leases(&mut self, node: NodeId, effects: &mut Vec<Effect>) {
+        for id in self.leased.remove(&node).unwrap_or_default() {
+            let Some(task) = self.tasks.get_mut(&key(id)) else { continue };
+            task.lease = None;
+            task.lost_owner = Some(node);
+            self.unassigned.insert(id);
+            effects.push(Effect::Stop { task: id, node });
+        }
+    }
+
+    fn assign_pending(&mut self, stamp: Stamp) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        let pending: Vec<TaskId> = self.unassigned.iter().take(limits::MAX_REASSIGNED_PER_ENTRY).copied().collect();
+        for id in pending {
+            self.assign(id, None, stamp, &mut effects);
+        }
+        effects
+    }
+
+    /// Gives an unassigned task to a node, if one can take it.
+    fn assign(&mut self, id: TaskId, prefer: Option<NodeId>, stamp: Stamp, effects: &mut Vec<Effect>) {
+        let Some(agent) = self.task(id).map(|task| task.agent.clone()) else { return };
+        let Some((node, boot)) = self.choose(&agent, prefer) else { return };
+        let Some(task) = self.tasks.get_mut(&key(id)) else { return };
+        let epoch = Epoch(stamp.index);
+        let lease = Lease { node, boot, epoch, reported: 0 };
+        task.lease = Some(lease.clone());
+        if let Some(from) = task.lost_owner.take() {
+            task.adoptions.push(Adoption { from, to: node, epoch, at: stamp.at, generation: task.generation });
+            if task.status.state == TaskState::Working && task.has_room_for_events(1) {
+                task.push_event(
+                    stamp.at,
+                    EventKind::Status { status: task.status.clone(), metadata: adoption_metadata(from, node, epoch) },
+                );
+                effects.push(Effect::Changed { task: id });
+            }
+        }
+        self.unassigned.remove(&id);
+        self.leased.entry(node).or_default().insert(id);
+        effects.push(Effect::Start { task: id, lease });
+    }
+
+    /// The node that is to run a task of this agent: the preferred one if it has a free place, else the least loaded.
+    fn choose(&self, agent: &AgentName, prefer: Option<NodeId>) -> Option<(NodeId, BootId)> {
+        let placed = &self.agents.get(agent)?.placed;
+        let candidates = || placed.iter().filter_map(|id| self.nodes.get(id)).filter(|node| is_up(node));
+        let preferred = candidates()
+            .find(|node| Some(node.id) == prefer)
+            .filter(|node| self.load_of(node.id) < node.capacity as usize);
+        let node = preferred.or_else(|| candidates().min_by_key(|node| (self.load_of(node.id), node.id)))?;
+        Some((node.id, node.boot?))
+    }
+
+    /// Makes the placement of every agent fit the nodes that are up. A placement on a live node never moves by itself.
+    fn place_agents(&mut self, effects: &mut Vec<Effect>) {
+        let mut placements: BTreeMap<NodeId, usize> = BTreeMap::new();
+        for node in self.agents.values().flat_map(|agent| &agent.placed) {
+            *placements.entry(*node).or_default() += 1;
+        }
+        for (name, agent) in &mut self.agents {
+            let mut candidates: Vec<NodeId> = self
+                .nodes
+                .values()
+                .filter(|node| is_up(node) && node.declares.contains(name))
+                .map(|node| node.id)
+                .collect();
+            if candidates.is_empty() {
+                continue;
+            }
+            let wanted = match agent.spec.placement {
+                Placement::Replicas(count) => count as usize,
+                Placement::EveryNode => candidates.len(),
+            };
+            candidates.sort_by_key(|id| (!agent.placed.contains(id), placements.get(id).copied().unwrap_or(0), *id));
+            let placed: BTreeSet<NodeId> = candidates.into_iter().take(wanted).collect();
+            if placed != agent.placed {
+                for node in placed.difference(&agent.placed) {
+                    *placements.entry(*node).or_default() += 1;
+                }
+                agent.placed = placed;
+                effects.push(Effect::PlacementChanged);
+            }
+        }
+    }
+
+    fn check_room(&self, agent: &AgentName) -> Result<(), Rejection> {
+        const RETRY_AFTER_MS: u64 = 1_000;
+        let open = self.tasks.len() - self.ended.len();
+        let full =
+            |what: String, limit: usize| Rejection::Full { what, limit: limit as u64, retry_after_ms: RETRY_AFTER_MS };
+        if open >= limits::MAX_OPEN_TASKS {
+            return Err(full("the cluster's list of open tasks".into(), limits::MAX_OPEN_TASKS));
+        }
+        if open >= limits::MAX_OPEN_TASKS_PER_AGENT {
+            let of_agent = self.tasks.values().filter(|task| task.agent == *agent && !task.status.state.is_terminal());
+            if of_agent.count() >= limits::MAX_OPEN_TASKS_PER_AGENT {
+                return Err(full(format!("the queue of agent {agent}"), limits::MAX_OPEN_TASKS_PER_AGENT));
+            }
+        }
+        Ok(())
+    }
+
+    /// The task that the same message made or continued before.
+    fn sent_before(
+        &self,
+        by: &Principal,
+        message: &Message,
+        agent: Option<&AgentName>,
+    ) -> Result<Option<TaskId>, Rejection> {
+        let owner = by.owner().clone();
+        let Some(sent) = self.dedup.get(&(owner, message.message_id.clone())) else { return Ok(None) };
+        let stored = self
+            .task(sent.task)
+            .and_then(|task| task.history.iter().find(|stored| stored.message_id == message.message_id));
+        let same =
+            stored.is_some_and(|first| first.same_content(message)) && agent.is_none_or(|agent| *agent == sent.agent);
+        if same {
+            Ok(Some(sent.task))
+        } else {
+            Err(Rejection::MessageReused { message: message.message_id.to_string(), task: sent.task })
+        }
+    }
+
+    fn remember(&mut self, owner: &Principal, message: &Message, task: &Task) {
+        let sent = Sent { task: task.id, agent: task.agent.clone() };
+        self.dedup.insert((owner.clone(), message.message_id.clone()), sent);
+    }
+}
+
+impl ListFilter {
+    fn selects(&self, task: &Task) -> bool {
+        self.context.as_ref().is_none_or(|context| *context == task.context)
+            && self.state.is_none_or(|state| state == task.status.state)
+            && self.status_after.is_none_or(|after| task.status.at >= after)
+            && self.agent.as_ref().is_none_or(|agent| *agent == task.agent)
+    }
+}
+
+struct NodeNews {
+    boot: BootId,
+    addresses: NodeAddresses,
+    version: String,
+    capacity: u32,
+}
+
+fn done(effects: Vec<Effect>) -> Applied {
+    Applied { reply: Reply::Done, effects }
+}
+
+fn key(id: TaskId) -> TaskKey {
+    (id.vshard(), id)
+}
+
+fn is_up(node: &Node) -> bool {
+    node.health == NodeHealth::Up
+}
+
+fn token_is_over(token: &JoinToken, now: Timestamp) -> bool {
+    const KEPT_AFTER_EXPIRY_MS: u64 = 3_600_000;
+    now.0 > token.expires.0.saturating_add(KEPT_AFTER_EXPIRY_MS)
+}
+
+fn check_message(message: &Message) -> Result<(), Rejection> {
+    let blank =
+        message.parts.iter().all(|part| matches!(&part.content, crate::Content::Text(text) if text.trim().is_empty()));
+    if blank {
+        return Err(Rejection::EmptyMessage);
+    }
+    if message.parts.len() > limits::MAX_PARTS {
+        return Err(Rejection::TooLarge { what: "number of message parts".into(), limit: limits::MAX_PARTS as u64 });
+    }
+    if message.size() > limits::MAX_CONTENT_BYTES {
+        return Err(Rejection::TooLarge {
+            what: "message content in bytes".into(),
+            limit: limits::MAX_CONTENT_BYTES as u64,
+        });
+    }
+    Ok(())
+}
+
+fn new_node(id: NodeId, name: String, role: NodeRole, addresses: NodeAddresses, at: Timestamp) -> Node {
+    Node {
+        id,
+        name,
+        role,
+        addresses,
+        version: String::new(),
+        boot: None,
+        health: NodeHealth::Enrolled,
+        since: at,
+        capacity: 0,
+        declares: BTreeSet::new(),
+    }
+}
+
+fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
+    let Submission { task: id, fresh_context, agent, message, parent, hop, deadline_ms, trace, prefer: _ } = submission;
+    let context = message.context_id.clone().unwrap_or(fresh_context);
+    let mut task = Task {
+        id,
+        context,
+        agent,
+        owner: by.owner().clone(),
+        submitted_by: by,
+        parent,
+        hop,
+        created: at,
+        deadline: deadline_ms.map(|ms| Timestamp(at.0.saturating_add(ms))),
+        status: TaskStatus { state: TaskState::Submitted, message: None, at },
+        bytes: message.size(),
+        history: vec![message],
+        artifacts: Vec::new(),
+        generation: 0,
+        events: std::collections::VecDeque::new(),
+        lease: None,
+        lost_owner: None,
+        adoptions: Vec::new(),
+        turn: Turn { number: 1, attempt: 1, span: None, parent: trace, started: at, lost: Vec::new() },
+        journal: Vec::new(),
+        trace,
+    };
+    task.push_event(at, EventKind::Created);
+    task
+}
+
+fn adoption_metadata(from: NodeId, to: NodeId, epoch: Epoch) -> Metadata {
+    let adopted = serde_json::json!({ "from": from, "to": to, "epoch": epoch, "reason": "node_lost" });
+    Metadata::from([("dev.towline/adopted".to_owned(), adopted)])
+}
+
+/// Lets an answer end the step that asked for it. With several open questions the first one is answered; a step in doubt
+/// is decided by the first word of the answer.
+fn settle_questions(task: &mut Task, answer: &str, at: Timestamp) -> Result<(), Rejection> {
+    let turn = task.turn.number;
+    let waiting = |step: &&mut Step| {
+        let asks = matches!(step.intent, crate::Intent::Ask { .. });
+        step.turn == turn && step.ended.is_none() && (asks || step.doubt == Some(Doubt::Asked))
+    };
+    let Some(step) = task.journal.iter_mut().find(waiting) else { return Ok(()) };
+    if step.doubt.is_none() {
+        step.ended =
+            Some(crate::StepRecord { outcome: Outcome::Returned { content: answer.to_owned(), is_error: false }, at });
+        return Ok(());
+    }
+    let (verdict, rest) = answer.trim().split_once(char::is_whitespace).unwrap_or((answer.trim(), ""));
+    let outcome = match verdict.to_ascii_lowercase().as_str() {
+        "retry" => {
+            step.doubt = Some(Doubt::Retry);
+            None
+        }
+        "done" => Some(Outcome::Returned { content: rest.trim().to_owned(), is_error: false }),
+        "failed" => Some(Outcome::Failed { error_type: "in_doubt".to_owned(), message: rest.trim().to_owned() }),
+        _ => return Err(Rejection::UndecidedDoubt { step: step.no }),
+    };
+    step.ended = outcome.map(|outcome| crate::StepRecord { outcome, at });
+    Ok(())
+}

@@ -1,0 +1,1 @@
+//! One binary: an actor-based, distributed agent mesh.

@@ -1,0 +1,1 @@
+//! Multi-process tests of Towline, and the harness they share.
