@@ -533,7 +533,8 @@ impl State {
     /// The node that is to run a task of this agent: the preferred one if it has a free place, else the least loaded.
     fn choose(&self, agent: &AgentName, prefer: Option<NodeId>) -> Option<(NodeId, BootId)> {
         let placed = &self.agents.get(agent)?.placed;
-        let candidates = || placed.iter().filter_map(|id| self.nodes.get(id)).filter(|node| is_up(node));
+        let can_host = |node: &&Node| is_up(node) && node.declares.contains(agent);
+        let candidates = || placed.iter().filter_map(|id| self.nodes.get(id)).filter(can_host);
         let preferred = candidates()
             .find(|node| Some(node.id) == prefer)
             .filter(|node| self.load_of(node.id) < node.capacity as usize);
