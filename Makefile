@@ -1,0 +1,43 @@
+# `make verify` is what a change must pass; it never writes a tracked file. `make fix` does.
+
+CARGO ?= cargo
+
+.PHONY: verify fmt clippy docs deny test fix demo dev ci
+
+verify: fmt clippy docs deny test
+
+fmt:
+	$(CARGO) fmt --all --check
+
+clippy:
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+docs:
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+
+# cargo-deny is not everywhere; what it guards most (no aws-lc, no OpenSSL) is checked without it as well.
+deny:
+	@if $(CARGO) deny --version >/dev/null 2>&1; then \
+	  $(CARGO) deny --locked check bans licenses sources; \
+	else \
+	  echo "cargo-deny is not installed: checking the banned crates only"; \
+	fi
+	@for crate in aws-lc-rs aws-lc-sys openssl-sys native-tls; do \
+	  if grep -q "^name = \"$$crate\"$$" Cargo.lock; then echo "$$crate is in Cargo.lock"; exit 1; fi; \
+	done
+
+test:
+	$(CARGO) test --workspace --locked
+
+fix:
+	$(CARGO) fmt --all
+	$(CARGO) clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+
+demo:
+	$(CARGO) run --release --locked -- demo
+
+dev:
+	$(CARGO) run --locked -- dev
+
+ci:
+	bash .ci/run
