@@ -1,0 +1,204 @@
+//! What the mesh of one node is told to run: plain data that was validated where the configuration file was read.
+
+use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
+
+use towline_core::{AgentName, AgentSpec, OnAdoption, Placement};
+
+/// The whole configuration of this node's part of the mesh.
+#[derive(Debug, Clone, Default)]
+pub struct MeshConfig {
+    /// How many tasks run on this node at the same time; tasks that wait for others do not count.
+    pub permits: u32,
+    /// Models by the name that agents use.
+    pub models: BTreeMap<String, ModelConfig>,
+    /// MCP servers, each with a name that is unique.
+    pub servers: Vec<McpServerConfig>,
+    /// Agents that this node declares.
+    pub agents: Vec<AgentConfig>,
+    /// Agents outside of this mesh, reached over A2A.
+    pub peers: Vec<PeerConfig>,
+}
+
+/// One agent.
+#[derive(Debug, Clone)]
+pub struct AgentConfig {
+    /// Unique in the cluster.
+    pub name: AgentName,
+    /// For its card, and for the models of agents that may delegate to it.
+    pub description: String,
+    /// Key of [`MeshConfig::models`].
+    pub model: String,
+    /// The system prompt.
+    pub instruction: String,
+    /// Globs over `server.tool`.
+    pub tools: Vec<String>,
+    /// Agents of this mesh and configured peers that it may delegate to.
+    pub delegates: Vec<String>,
+    /// On which nodes it is placed.
+    pub placement: Placement,
+    /// How many of its tasks run on one node at the same time; none means that only the node's limit holds.
+    pub permits: Option<u32>,
+    /// Most model calls of one task.
+    pub max_steps: u32,
+    /// Whether it may ask a person.
+    pub ask_human: bool,
+    /// Tags of its skill on the agent card.
+    pub tags: Vec<String>,
+}
+
+impl AgentConfig {
+    /// What the cluster learns of the agent.
+    pub fn spec(&self) -> AgentSpec {
+        AgentSpec {
+            name: self.name.clone(),
+            description: self.description.clone(),
+            placement: self.placement,
+            tags: self.tags.clone(),
+        }
+    }
+}
+
+/// One model.
+#[derive(Debug, Clone)]
+pub struct ModelConfig {
+    /// Who answers.
+    pub provider: Provider,
+    /// The name that the provider knows it by.
+    pub model: String,
+    /// Where the provider is, if not at its usual address.
+    pub base_url: Option<String>,
+    /// What the provider asks for.
+    pub api_key: Option<Secret>,
+    /// How long each phase of a call may take.
+    pub timeouts: ModelTimeouts,
+}
+
+/// How long each phase of a model call may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelTimeouts {
+    /// Until the connection stands.
+    pub connect: Duration,
+    /// Until the first delta.
+    pub first: Duration,
+    /// Between two deltas.
+    pub idle: Duration,
+    /// For the whole call.
+    pub total: Duration,
+}
+
+impl Default for ModelTimeouts {
+    /// Generous towards models that think before they speak, and still an end for one that never does.
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(10),
+            first: Duration::from_secs(60),
+            idle: Duration::from_secs(60),
+            total: Duration::from_secs(600),
+        }
+    }
+}
+
+/// Who answers model calls.
+#[derive(Debug, Clone)]
+pub enum Provider {
+    /// Rules in a file: no AI, no network.
+    Scripted {
+        /// The rules, as YAML text.
+        rules: String,
+        /// Whether a prompt that no rule matches is an error.
+        strict: bool,
+    },
+    /// Anything that speaks OpenAI's chat completions.
+    OpenAi,
+    /// Anthropic.
+    Anthropic,
+    /// Gemini.
+    Gemini,
+    /// Ollama.
+    Ollama,
+}
+
+/// One MCP server.
+#[derive(Debug, Clone)]
+pub struct McpServerConfig {
+    /// Qualifies its tools: `name.tool`.
+    pub name: String,
+    /// How it is reached.
+    pub transport: McpTransport,
+    /// Globs over its tool names; none allows all.
+    pub allow: Vec<String>,
+    /// What an adopter does with an open call, by glob over tool names; the first that matches counts.
+    pub on_adoption: BTreeMap<String, OnAdoption>,
+    /// Whether `readOnlyHint` and `idempotentHint` of the server are believed.
+    pub trust_annotations: bool,
+    /// How long a call may take.
+    pub call_timeout: Duration,
+    /// Whether this node refuses to start without it.
+    pub required: bool,
+}
+
+/// How an MCP server is reached.
+#[derive(Debug, Clone)]
+pub enum McpTransport {
+    /// A child process that speaks over its standard input and output.
+    Stdio {
+        /// Program and arguments.
+        command: Vec<String>,
+        /// Added to its environment.
+        env: BTreeMap<String, String>,
+        /// Where it runs.
+        cwd: Option<PathBuf>,
+    },
+    /// Streamable HTTP.
+    Http {
+        /// URL of the endpoint.
+        endpoint: String,
+        /// Sent with each request.
+        headers: Vec<(String, Secret)>,
+    },
+}
+
+/// An agent outside of this mesh.
+#[derive(Debug, Clone)]
+pub struct PeerConfig {
+    /// The name that agents delegate to.
+    pub name: String,
+    /// Where its card and endpoint are: every call goes to this host.
+    pub url: String,
+    /// Sent as `Authorization: Bearer`.
+    pub bearer: Option<Secret>,
+    /// Whether it takes the same message id twice as one message.
+    pub idempotent: bool,
+}
+
+/// A text that no log, error or debug output shows.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text, for the one place that sends it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_does_not_show_in_debug_output() {
+        assert_eq!(format!("{:?}", Secret::new("hunter2")), "Secret(..)");
+    }
+}
