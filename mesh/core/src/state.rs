@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    Adoption, Agent, AgentName, AgentSpec, Applied, BootId, Command, ContextId, Doubt, Effect, Enrolment, Epoch,
+    Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Enrolment, Epoch,
     EventKind, JoinToken, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole,
     Outcome, OwnerReport, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task, TaskId,
     TaskState, TaskStatus, Timestamp, Turn, VShard, limits, policy, task,
@@ -258,7 +258,7 @@ impl State {
         }
 
         let mut task = task.clone();
-        settle_questions(&mut task, &message.text(), stamp.at)?;
+        settle_questions(&mut task, &message, stamp.at)?;
         self.remember(by.owner(), &message, &task);
         task.bytes += message.size();
         task.history.push(message);
@@ -515,6 +515,9 @@ impl State {
         let epoch = Epoch(stamp.index);
         let lease = Lease { node, boot, epoch, reported: 0 };
         task.lease = Some(lease.clone());
+        if task.ran_on.last() != Some(&node) {
+            task.ran_on.push(node);
+        }
         if let Some(from) = task.lost_owner.take() {
             task.adoptions.push(Adoption { from, to: node, epoch, at: stamp.at, generation: task.generation });
             if task.status.state == TaskState::Working && task.has_room_for_events(1) {
@@ -706,6 +709,7 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
         lease: None,
         lost_owner: None,
         adoptions: Vec::new(),
+        ran_on: Vec::new(),
         turn: Turn { number: 1, attempt: 1, span: None, parent: trace, started: at, lost: Vec::new() },
         journal: Vec::new(),
         trace,
@@ -720,17 +724,22 @@ fn adoption_metadata(from: NodeId, to: NodeId, epoch: Epoch) -> Metadata {
 }
 
 /// Lets an answer end the step that asked for it. With several open questions the first one is answered; a step in doubt
-/// is decided by the first word of the answer.
-fn settle_questions(task: &mut Task, answer: &str, at: Timestamp) -> Result<(), Rejection> {
+/// is decided by the first word of the answer; an answer to a peer's question leaves the delegation open.
+fn settle_questions(task: &mut Task, message: &Message, at: Timestamp) -> Result<(), Rejection> {
+    let answer = message.text();
     let turn = task.turn.number;
     let waiting = |step: &&mut Step| {
-        let asks = matches!(step.intent, crate::Intent::Ask { .. });
+        let asks = matches!(step.intent, crate::Intent::Ask { .. }) || step.asked == Some(Asked::Waiting);
         step.turn == turn && step.ended.is_none() && (asks || step.doubt == Some(Doubt::Asked))
     };
     let Some(step) = task.journal.iter_mut().find(waiting) else { return Ok(()) };
+    if step.doubt.is_none() && step.asked.is_some() {
+        step.asked = Some(Asked::Answered(message.message_id.clone()));
+        return Ok(());
+    }
     if step.doubt.is_none() {
         step.ended =
-            Some(crate::StepRecord { outcome: Outcome::Returned { content: answer.to_owned(), is_error: false }, at });
+            Some(crate::StepRecord { outcome: Outcome::Returned { content: answer, is_error: false }, at });
         return Ok(());
     }
     let (verdict, rest) = answer.trim().split_once(char::is_whitespace).unwrap_or((answer.trim(), ""));

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::{
-    AgentName, Artifact, ContextId, Doubt, Epoch, Event, EventKind, Intent, Lease, Message, Metadata, NodeId, Outcome,
+    AgentName, Artifact, Asked, ContextId, Doubt, Epoch, Event, EventKind, Intent, Lease, Message, Metadata, NodeId, Outcome,
     Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp, TraceContext,
     limits::{
         MAX_ARTIFACTS, MAX_CONTENT_BYTES, MAX_EVENTS_PER_TASK, MAX_PARTS, MAX_RETAINED_EVENTS, MAX_STEPS,
@@ -160,6 +160,9 @@ pub struct Task {
     pub lost_owner: Option<NodeId>,
     /// Every adoption.
     pub adoptions: Vec<Adoption>,
+    /// The nodes that held its lease, in order; one that holds it again at once is not named twice.
+    #[serde(default)]
+    pub ran_on: Vec<NodeId>,
     /// The current or last turn.
     pub turn: Turn,
     /// The steps of all turns.
@@ -283,7 +286,8 @@ pub enum OwnerWord {
         /// Free-form metadata of the event.
         metadata: Metadata,
     },
-    /// The task waits for a person's answer to an [`Intent::Ask`] step; the lease ends.
+    /// The task waits for a person's answer to an [`Intent::Ask`] step, or to what the peer of an [`Intent::Delegate`] step
+    /// asks; the lease ends.
     AskPerson {
         /// The open step.
         step: StepNo,
@@ -406,6 +410,7 @@ pub(crate) fn apply_word(task: &mut Task, word: OwnerWord, at: Timestamp) {
             parent_span: turn_span,
             started: at,
             doubt: None,
+            asked: None,
             ended: None,
         }),
         OwnerWord::StepRestarted { step, span } => {
@@ -426,7 +431,11 @@ pub(crate) fn apply_word(task: &mut Task, word: OwnerWord, at: Timestamp) {
             store_chunk(task, &artifact_id, name.as_ref(), &parts, append, &metadata);
             task.push_event(at, EventKind::Artifact { artifact_id, name, parts, append, last_chunk, metadata });
         }
-        OwnerWord::AskPerson { step: _, message } => {
+        OwnerWord::AskPerson { step, message } => {
+            let step = step_mut(task, step);
+            if matches!(step.intent, Intent::Delegate { .. }) {
+                step.asked = Some(Asked::Waiting);
+            }
             task.set_status(at, TaskState::InputRequired, Some(message), Metadata::new());
         }
         OwnerWord::Doubt { steps, message } => {
