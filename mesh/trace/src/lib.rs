@@ -1,1 +1,20 @@
-//! Spans as Towline speaks them: one constants file, explicit parents, a ring of recent spans.
+//! Spans as Towline speaks them: explicit parents, one file of names, and a ring of recent spans in every process.
+//!
+//! Each hop of a request crosses a mailbox or a wire, so a span's parent is always given as a [`TraceContext`] and
+//! nothing here depends on a thread-local context. The `tracing` macros are for logs only.
+//!
+//! ```text
+//! Span (ends on drop) ──┬──▶ ring of recent spans ──▶ `recent(trace_id)`   always, in memory
+//! report_lost ──────────┘──▶ batches ──▶ OTLP over gRPC                    when an endpoint is configured
+//! ```
+
+mod export;
+pub mod names;
+mod record;
+mod ring;
+mod span;
+
+pub use export::{Guard, InstallError, Settings, install};
+pub use opentelemetry::{KeyValue, Value};
+pub use record::{EventRecord, Kind, LinkRecord, SpanRecord};
+pub use span::{LostSpan, Span, recent, report_lost};
