@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-use crate::{Message, Timestamp, TraceContext};
+use crate::{Message, MessageId, Timestamp, TraceContext};
 
 /// Number of a step in its task, from 0. With the task id it is the idempotency key of the step's effect, the same on
 /// every attempt.
@@ -173,6 +173,15 @@ pub enum Doubt {
     Retry,
 }
 
+/// Where a question stands that a peer asked in the middle of a delegation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Asked {
+    /// The client was asked on the peer's behalf.
+    Waiting,
+    /// The client answered with this message of the task's history; it goes to the peer.
+    Answered(MessageId),
+}
+
 /// One step of a turn.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
@@ -193,6 +202,9 @@ pub struct Step {
     /// Set when its owner was lost and only a person can say what became of it.
     #[serde(default)]
     pub doubt: Option<Doubt>,
+    /// Set when the peer of a delegation asked its client something.
+    #[serde(default)]
+    pub asked: Option<Asked>,
     /// What came of it.
     pub ended: Option<StepRecord>,
 }

@@ -35,7 +35,7 @@ pub use effect::Effect;
 pub use enrolment::{Enrolment, JoinToken, NodeRole};
 pub use event::{Event, EventKind};
 pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, TaskId, VShard};
-pub use journal::{Doubt, Intent, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage};
+pub use journal::{Asked, Doubt, Intent, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage};
 pub use lease::{Epoch, Lease, Stamp, Timestamp};
 pub use node::{Node, NodeAddresses, NodeHealth};
 pub use principal::Principal;
