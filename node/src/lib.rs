@@ -1,1 +1,14 @@
 //! One binary: an actor-based, distributed agent mesh.
+//!
+//! ```text
+//! main ─▶ cli ─▶ commands/* ──HTTP──▶ a node's listen.http
+//!                   └─ node ─▶ config ─▶ startup ─▶ a2a, api (listen.http), peer_server (listen.peer), mesh
+//! ```
+//! The node asks the core how a task may change and the cluster in which order; nothing here decides either.
+
+pub mod a2a;
+pub mod demo;
+pub mod dev;
+pub mod error;
+pub mod mcp_files;
+pub mod waterfall;

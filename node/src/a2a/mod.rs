@@ -1,0 +1,1 @@
+//! The A2A listener of a node.

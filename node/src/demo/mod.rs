@@ -1,0 +1,1 @@
+//! `towline demo`: the whole idea on real input.

@@ -1,0 +1,1 @@
+//! `towline dev`: a cluster of three nodes in the foreground.

@@ -1,0 +1,1 @@
+//! `towline mcp-files`: a read-only file server over MCP.
