@@ -1,4 +1,5 @@
 //! Replays a log of commands that is kept in the repository, and any log that a failing property left behind.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
 
