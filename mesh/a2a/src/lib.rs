@@ -1,1 +1,29 @@
-//! A2A as Towline speaks it: conversion, errors, and a client that streams and resumes.
+//! A2A 1.0 as Towline speaks it. Besides the node's listener this is the only place that names the A2A SDK.
+//!
+//! - [`convert`]: requests and results on the wire (ProtoJSON) ↔ the types of `towline-core`;
+//! - [`errors`]: what goes wrong, as the protocol's error objects;
+//! - [`client`]: a client that sends, streams, and resumes a stream where it broke.
+//!
+//! It knows neither the cluster nor the actors, and reads no configuration.
+
+pub mod client;
+pub mod convert;
+pub mod errors;
+mod event_stream;
+
+pub use client::{A2aClient, ClientError, InvalidHeader, ListQuery, RemoteCard, RemotePage, SendOptions, SendReply};
+pub use convert::{Field, RemoteTask, StreamEvent};
+pub use errors::WireError;
+pub use event_stream::{EventStream, StreamItem};
+
+/// Metadata key under which tasks and events carry the index of the last event, which is also the SSE id.
+pub const GENERATION_KEY: &str = "dev.towline/generation";
+
+/// Metadata key under which a task names the agent that does it.
+pub const AGENT_KEY: &str = "dev.towline/agent";
+
+/// Metadata key under which a task names its trace.
+pub const TRACE_KEY: &str = "dev.towline/traceId";
+
+/// The protocol version that is spoken.
+pub const PROTOCOL_VERSION: &str = "1.0";

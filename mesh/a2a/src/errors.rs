@@ -1,0 +1,266 @@
+//! What goes wrong, as the protocol's error objects: a JSON-RPC code, a message, and a `google.rpc.ErrorInfo` that names
+//! the reason (spec 9.5).
+//!
+//! Errors that A2A names carry its domain and its reason. Ours carry [`DOMAIN`] and one of the reasons in [`reason`].
+
+use std::collections::BTreeMap;
+
+use a2a::error_code;
+use serde_json::{Value, json};
+use towline_core::Rejection;
+
+use crate::convert::{Field, state_name};
+
+/// Domain of the reasons that A2A does not define.
+pub const DOMAIN: &str = "towline.dev";
+
+/// Reasons of ours, for programs.
+pub mod reason {
+    /// No quorum, or no answer within the deadline: worth another try.
+    pub const UNAVAILABLE: &str = "UNAVAILABLE";
+    /// The request may or may not have been taken: sending it again is safe, the message id makes it one.
+    pub const OUTCOME_UNKNOWN: &str = "OUTCOME_UNKNOWN";
+    /// Full for the moment: worth another try.
+    pub const RESOURCE_EXHAUSTED: &str = "RESOURCE_EXHAUSTED";
+    /// No node declares such an agent.
+    pub const UNKNOWN_AGENT: &str = "UNKNOWN_AGENT";
+    /// The message names a context that is not the task's.
+    pub const CONTEXT_MISMATCH: &str = "CONTEXT_MISMATCH";
+    /// The message id was used with other content.
+    pub const MESSAGE_REUSED: &str = "MESSAGE_REUSED";
+    /// A message without content.
+    pub const EMPTY_MESSAGE: &str = "EMPTY_MESSAGE";
+    /// An answer about a step in doubt that is not understood.
+    pub const UNDECIDED_DOUBT: &str = "UNDECIDED_DOUBT";
+    /// More than a bound allows.
+    pub const TOO_LARGE: &str = "TOO_LARGE";
+    /// A chain of delegations that is too deep.
+    pub const TOO_MANY_HOPS: &str = "TOO_MANY_HOPS";
+    /// The caller may not do this.
+    pub const NOT_ALLOWED: &str = "NOT_ALLOWED";
+    /// Parameters that are missing or wrong.
+    pub const INVALID_PARAMS: &str = "INVALID_PARAMS";
+    /// The request is not one JSON-RPC 2.0 request.
+    pub const INVALID_REQUEST: &str = "INVALID_REQUEST";
+    /// The body is not JSON.
+    pub const PARSE_ERROR: &str = "PARSE_ERROR";
+    /// No such method.
+    pub const METHOD_NOT_FOUND: &str = "METHOD_NOT_FOUND";
+    /// A bug.
+    pub const INTERNAL: &str = "INTERNAL";
+}
+
+/// An error as it goes over the wire.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct WireError {
+    /// The JSON-RPC code.
+    pub code: i32,
+    /// For people.
+    pub message: String,
+    /// For programs: `reason` of the `ErrorInfo`.
+    pub reason: &'static str,
+    /// The field that is wrong, if it is one.
+    pub field: Option<Field>,
+    /// When it is worth another try.
+    pub retry_after_ms: Option<u64>,
+    /// More for programs: `metadata` of the `ErrorInfo`.
+    pub metadata: BTreeMap<&'static str, String>,
+}
+
+impl WireError {
+    fn new(code: i32, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), reason, field: None, retry_after_ms: None, metadata: BTreeMap::new() }
+    }
+
+    /// An error that A2A defines.
+    fn protocol(code: i32, message: impl Into<String>) -> Self {
+        Self::new(code, a2a::errors::error_reason(code), message)
+    }
+
+    /// The body is not JSON.
+    pub fn parse(detail: impl std::fmt::Display) -> Self {
+        Self::new(error_code::PARSE_ERROR, reason::PARSE_ERROR, format!("body is not JSON: {detail}"))
+    }
+
+    /// The request is not one JSON-RPC 2.0 request.
+    pub fn invalid_request(message: impl Into<String>) -> Self {
+        Self::new(error_code::INVALID_REQUEST, reason::INVALID_REQUEST, message)
+    }
+
+    /// No such method.
+    pub fn unknown_method(method: &str) -> Self {
+        let method: String = method.chars().take(64).collect();
+        Self::new(error_code::METHOD_NOT_FOUND, reason::METHOD_NOT_FOUND, format!("method {method:?} is not known"))
+    }
+
+    /// The body is larger than `limit` bytes.
+    pub fn body_too_large(limit: usize) -> Self {
+        let limit_mib = limit / (1024 * 1024);
+        let message = format!("body exceeds the limit of {limit_mib} MiB ({limit} bytes)");
+        Self::new(error_code::INVALID_REQUEST, reason::TOO_LARGE, message)
+    }
+
+    /// The body is not declared as JSON.
+    pub fn content_type(found: &str) -> Self {
+        let found: String = found.chars().take(64).collect();
+        let message = format!("content type {found:?} is not supported: send application/json");
+        Self::protocol(error_code::CONTENT_TYPE_NOT_SUPPORTED, message)
+    }
+
+    /// The client speaks another version, or did not say which.
+    pub fn version(asked: Option<&str>) -> Self {
+        let message = match asked {
+            Some(asked) => format!(
+                "A2A version {:?} is not supported: this server speaks {}",
+                asked.chars().take(32).collect::<String>(),
+                crate::PROTOCOL_VERSION
+            ),
+            None => format!(
+                "A2A-Version is missing, which means 0.3: this server speaks {}, so send `A2A-Version: {}`",
+                crate::PROTOCOL_VERSION,
+                crate::PROTOCOL_VERSION
+            ),
+        };
+        Self::protocol(error_code::VERSION_NOT_SUPPORTED, message)
+    }
+
+    /// There is no such task, or it is not the caller's.
+    pub fn unknown_task(task: &str) -> Self {
+        let task: String = task.chars().take(64).collect();
+        Self::protocol(error_code::TASK_NOT_FOUND, format!("task {task} is not known"))
+    }
+
+    /// Something that the protocol knows and this server, or this task, does not do.
+    pub fn unsupported(message: impl Into<String>) -> Self {
+        Self::protocol(error_code::UNSUPPORTED_OPERATION, message)
+    }
+
+    /// Push notifications, which the card does not declare.
+    pub fn no_push() -> Self {
+        let message = "push notifications are not supported: the agent card does not declare them";
+        Self::protocol(error_code::PUSH_NOTIFICATION_NOT_SUPPORTED, message)
+    }
+
+    /// The extended card, which the card does not declare (spec 3.1.11).
+    pub fn no_extended_card() -> Self {
+        Self::unsupported("there is no extended agent card: the agent card does not declare one")
+    }
+
+    /// A parameter that is missing or wrong.
+    pub fn invalid_params(field: Field) -> Self {
+        let mut error = Self::new(error_code::INVALID_PARAMS, reason::INVALID_PARAMS, field.to_string());
+        error.field = Some(field);
+        error
+    }
+
+    /// No quorum, or none within the deadline.
+    pub fn unavailable(detail: impl std::fmt::Display) -> Self {
+        /// A new leader is there within a second of the loss of the old one.
+        const RETRY_AFTER_MS: u64 = 1_000;
+        let mut error = Self::new(error_code::INTERNAL_ERROR, reason::UNAVAILABLE, format!("unavailable: {detail}"));
+        error.retry_after_ms = Some(RETRY_AFTER_MS);
+        error
+    }
+
+    /// The request may or may not have been taken.
+    pub fn outcome_unknown(detail: impl std::fmt::Display) -> Self {
+        let message = format!("outcome is unknown: {detail}; sending the same message again is safe");
+        let mut error = Self::unavailable("");
+        error.message = message;
+        error.metadata.insert("outcome", reason::OUTCOME_UNKNOWN.to_owned());
+        error
+    }
+
+    /// A bug.
+    pub fn internal(detail: impl std::fmt::Display) -> Self {
+        Self::new(error_code::INTERNAL_ERROR, reason::INTERNAL, format!("internal error: {detail}"))
+    }
+
+    /// The JSON-RPC error object.
+    pub fn to_json(&self) -> Value {
+        let mut info = json!({
+            "@type": a2a::errordetails::ERROR_INFO_TYPE,
+            "reason": self.reason,
+            "domain": self.domain(),
+        });
+        if !self.metadata.is_empty() {
+            info["metadata"] = json!(self.metadata);
+        }
+        let mut details = vec![info];
+        if let Some(Field { field, problem }) = &self.field {
+            details.push(json!({
+                "@type": a2a::errordetails::BAD_REQUEST_TYPE,
+                "fieldViolations": [{ "field": field, "description": problem }],
+            }));
+        }
+        if let Some(ms) = self.retry_after_ms {
+            details.push(json!({ "@type": RETRY_INFO_TYPE, "retryDelay": format!("{}.{:03}s", ms / 1000, ms % 1000) }));
+        }
+        json!({ "code": self.code, "message": self.message, "data": details })
+    }
+
+    fn domain(&self) -> &'static str {
+        let defined_by_a2a = (-32099..=-32001).contains(&self.code);
+        if defined_by_a2a { a2a::errordetails::PROTOCOL_DOMAIN } else { DOMAIN }
+    }
+}
+
+/// Type of the detail that says when another try is worth it.
+pub(crate) const RETRY_INFO_TYPE: &str = "type.googleapis.com/google.rpc.RetryInfo";
+
+impl From<Field> for WireError {
+    fn from(field: Field) -> Self {
+        Self::invalid_params(field)
+    }
+}
+
+/// What a client is told when the core refuses its command.
+impl From<Rejection> for WireError {
+    fn from(rejection: Rejection) -> Self {
+        let message = rejection.to_string();
+        let invalid = |reason| WireError::new(error_code::INVALID_PARAMS, reason, message.clone());
+        match &rejection {
+            Rejection::UnknownTask { .. } => WireError::protocol(error_code::TASK_NOT_FOUND, message),
+            Rejection::TaskEnded { state, .. } | Rejection::TaskBusy { state, .. } => {
+                let mut error = WireError::unsupported(message);
+                error.metadata.insert("state", state_name(*state).to_owned());
+                error
+            }
+            Rejection::NotCancelable { state, .. } => {
+                let mut error = WireError::protocol(error_code::TASK_NOT_CANCELABLE, message);
+                error.metadata.insert("state", state_name(*state).to_owned());
+                error
+            }
+            Rejection::UnknownAgent { .. } => invalid(reason::UNKNOWN_AGENT),
+            Rejection::ContextMismatch { .. } => invalid(reason::CONTEXT_MISMATCH),
+            Rejection::MessageReused { task, .. } => {
+                let mut error = invalid(reason::MESSAGE_REUSED);
+                error.metadata.insert("task", task.to_string());
+                error
+            }
+            Rejection::EmptyMessage => invalid(reason::EMPTY_MESSAGE),
+            Rejection::UndecidedDoubt { .. } => invalid(reason::UNDECIDED_DOUBT),
+            Rejection::TooLarge { .. } => invalid(reason::TOO_LARGE),
+            Rejection::TooManyHops { .. } => invalid(reason::TOO_MANY_HOPS),
+            Rejection::Full { retry_after_ms, .. } => {
+                let mut error = WireError::new(error_code::INTERNAL_ERROR, reason::RESOURCE_EXHAUSTED, message);
+                error.retry_after_ms = Some(*retry_after_ms);
+                error
+            }
+            Rejection::NotAllowed { .. } => WireError::new(error_code::INVALID_REQUEST, reason::NOT_ALLOWED, message),
+            // No request of an A2A client leads to these.
+            Rejection::StaleEpoch { .. }
+            | Rejection::ReportGap { .. }
+            | Rejection::UnexpectedStep { .. }
+            | Rejection::UnknownToken
+            | Rejection::TokenExpired
+            | Rejection::TokenUsed { .. }
+            | Rejection::UnknownNode { .. }
+            | Rejection::AlreadyFounded { .. } => WireError::internal(message),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
