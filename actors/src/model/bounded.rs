@@ -107,7 +107,8 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_comes_after_the_end() {
-        let provider = Bounded::new(Plays(vec![Delta::End, Delta::Text("late".into())], true), ModelTimeouts::default());
+        let provider =
+            Bounded::new(Plays(vec![Delta::End, Delta::Text("late".into())], true), ModelTimeouts::default());
         let answer = provider.complete(super::super::tests::request("hi")).await.unwrap();
         assert_eq!(answer.try_collect::<Vec<_>>().await.unwrap(), vec![Delta::End]);
     }

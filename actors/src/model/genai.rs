@@ -64,9 +64,7 @@ fn api(provider: &Provider) -> Result<(AdapterKind, &'static str, &'static str),
     match provider {
         Provider::OpenAi => Ok((AdapterKind::OpenAI, "openai", "https://api.openai.com/v1")),
         Provider::Anthropic => Ok((AdapterKind::Anthropic, "anthropic", "https://api.anthropic.com/v1")),
-        Provider::Gemini => {
-            Ok((AdapterKind::Gemini, "gcp.gemini", "https://generativelanguage.googleapis.com/v1beta"))
-        }
+        Provider::Gemini => Ok((AdapterKind::Gemini, "gcp.gemini", "https://generativelanguage.googleapis.com/v1beta")),
         Provider::Ollama => Ok((AdapterKind::Ollama, "ollama", "http://localhost:11434")),
         Provider::Scripted { .. } => Err(ModelSetupError::Api("a scripted model has no API".into())),
     }

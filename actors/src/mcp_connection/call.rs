@@ -1,0 +1,302 @@
+//! Calls a tool: waits for the connection, sends, waits within its time, reads the answer.
+
+use rmcp::{
+    RoleClient,
+    model::{
+        CallToolRequest, CallToolRequestParams, CancelledNotification, CancelledNotificationParam, ClientRequest,
+        JsonObject, RequestId, RequestMetaObject, ServerResult,
+    },
+    service::{Peer, PeerRequestOptions, ServiceError},
+    transport::streamable_http_client::StreamableHttpError,
+};
+use serde_json::Value;
+use std::{borrow::Cow, error::Error, sync::Arc, time::Duration};
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::{CallError, CallRequest, ConnectionMsg, Live, McpHandle, Phase, Published, ToolResult};
+
+/// How long a call waits for a connection that is being made: longer than a handshake may take.
+const WAIT_FOR_SERVER: Duration = Duration::from_secs(12);
+
+/// A call waits for the next try to connect if that is this near; else it says at once that the server is down.
+const SOON: Duration = Duration::from_secs(2);
+
+/// Progress of a call extends its time, but not beyond this many times its timeout.
+const TOTAL_TIMEOUTS: u32 = 10;
+
+/// Largest text of an answer, in bytes: it is journaled, and fed to a model.
+const MAX_TEXT_BYTES: usize = 2 * 1024 * 1024;
+
+/// What to do while the server is down.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// Wait for a try that is near.
+    NextTry,
+    /// Wait for as long as there is time.
+    WholeTime,
+}
+
+pub(super) async fn call(
+    handle: &McpHandle,
+    request: CallRequest,
+    cancel: CancellationToken,
+) -> Result<ToolResult, CallError> {
+    tokio::select! {
+        biased;
+        () = cancel.cancelled() => Err(canceled(&request.tool)),
+        result = call_uncanceled(handle, &request) => result,
+    }
+}
+
+/// Dropping this future tells the server that the call is canceled.
+async fn call_uncanceled(handle: &McpHandle, request: &CallRequest) -> Result<ToolResult, CallError> {
+    let name = &handle.config.name;
+    let Ok(_slot) = handle.slots.acquire().await else {
+        return Err(error("server_unavailable", format!("call {name}.{}: the connection is closed", request.tool)));
+    };
+    let live_once = || live(handle.published.clone(), name, WAIT_FOR_SERVER, Patience::NextTry);
+    let connection = live_once().await?;
+    let first = match attempt(handle, &connection, request).await {
+        Ok(result) => return result,
+        Err(failure) => failure,
+    };
+    // The request did not reach a session that knows us, so it was not carried out: once more on a new connection.
+    if !first.never_arrived {
+        return Err(first.error);
+    }
+    let mut published = handle.published.clone();
+    let changed =
+        tokio::time::timeout(WAIT_FOR_SERVER, published.wait_for(|now| !is_generation(now, connection.generation)));
+    if !matches!(changed.await, Ok(Ok(_))) {
+        return Err(first.error);
+    }
+    let connection = live_once().await?;
+    attempt(handle, &connection, request).await.unwrap_or_else(|failure| Err(failure.error))
+}
+
+fn is_generation(published: &Published, generation: u64) -> bool {
+    matches!(&published.phase, Phase::Ready(live) if live.generation == generation)
+}
+
+/// An attempt that failed below the protocol.
+struct Failure {
+    error: CallError,
+    never_arrived: bool,
+}
+
+/// One request over one connection. The outer error is a broken connection, which the actor is told of.
+async fn attempt(
+    handle: &McpHandle,
+    live: &Live,
+    request: &CallRequest,
+) -> Result<Result<ToolResult, CallError>, Failure> {
+    if !handle.published.borrow().tools.iter().any(|tool| tool.tool == request.tool) {
+        let message = format!("call {}.{}: the server has no such tool", handle.config.name, request.tool);
+        return Ok(Err(error("unknown_tool", message)));
+    }
+    let service_error = match exchange(handle, live, request).await {
+        Ok(result) => return Ok(read_result(result)),
+        Err(service_error) => service_error,
+    };
+    let what = format!("call {}.{}", handle.config.name, request.tool);
+    let error = call_error(&what, &service_error);
+    if !is_broken(&service_error) {
+        return Ok(Err(error));
+    }
+    let suspicion = ConnectionMsg::Suspect { generation: live.generation, reason: error.message.clone() };
+    // A stopped actor has nothing to reconnect.
+    let _ = handle.actor.cast(suspicion);
+    Err(Failure { error, never_arrived: never_arrived(&service_error) })
+}
+
+async fn exchange(handle: &McpHandle, live: &Live, request: &CallRequest) -> Result<ServerResult, ServiceError> {
+    let timeout = request.timeout.unwrap_or(handle.config.call_timeout);
+    let mut options = PeerRequestOptions::with_timeout(timeout)
+        .reset_timeout_on_progress()
+        .with_max_total_timeout(timeout * TOTAL_TIMEOUTS);
+    options.meta = Some(meta(request));
+    let mut params = CallToolRequestParams::new(request.tool.clone());
+    params.arguments = arguments(&request.arguments);
+    let message = ClientRequest::CallToolRequest(CallToolRequest::new(params));
+    let sent = live.peer.send_request_with_option(message, options).await?;
+    let guard = CancelOnDrop { peer: live.peer.clone(), id: Some(sent.id.clone()) };
+    let answer = sent.await_response().await;
+    guard.disarm();
+    answer
+}
+
+fn arguments(arguments: &Value) -> Option<JsonObject> {
+    arguments.as_object().cloned()
+}
+
+fn meta(request: &CallRequest) -> RequestMetaObject {
+    let entries = [
+        ("traceparent", request.trace.to_string()),
+        ("dev.towline/idempotency_key", request.idempotency_key.clone()),
+        ("dev.towline/task", request.task.to_string()),
+        ("dev.towline/step", request.step.to_string()),
+        ("dev.towline/attempt", request.attempt.to_string()),
+    ];
+    let object: JsonObject = entries.into_iter().map(|(key, value)| (key.to_owned(), Value::String(value))).collect();
+    RequestMetaObject::from(object)
+}
+
+/// Tells the server that a request is canceled when the one who waits for it goes away.
+struct CancelOnDrop {
+    peer: Peer<RoleClient>,
+    id: Option<RequestId>,
+}
+
+impl CancelOnDrop {
+    fn disarm(mut self) {
+        self.id = None;
+    }
+}
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        let Some(id) = self.id.take() else { return };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let peer = self.peer.clone();
+        runtime.spawn(async move {
+            let params = CancelledNotificationParam::new(Some(id), Some("the task no longer needs it".to_owned()));
+            // The server may be gone, and then nothing runs there.
+            let _ = peer.send_notification(CancelledNotification::new(params).into()).await;
+        });
+    }
+}
+
+/// Waits for a connection that stands.
+pub(super) async fn live(
+    mut published: watch::Receiver<Published>,
+    name: &str,
+    within: Duration,
+    patience: Patience,
+) -> Result<Arc<Live>, CallError> {
+    let deadline = Instant::now() + within;
+    loop {
+        let phase = published.borrow_and_update().phase.clone();
+        match phase {
+            Phase::Ready(live) => return Ok(live),
+            Phase::Waiting { reason, next_try } => {
+                let wait = next_try.saturating_duration_since(std::time::Instant::now());
+                let over = Instant::now() >= deadline || (patience == Patience::NextTry && wait > SOON);
+                if over {
+                    return Err(unavailable(name, &format!("{reason}; next try in {:.1} s", wait.as_secs_f32())));
+                }
+            }
+            Phase::Connecting if Instant::now() >= deadline => return Err(unavailable(name, "it is still connecting")),
+            Phase::Connecting => {}
+        }
+        match tokio::time::timeout_at(deadline, published.changed()).await {
+            Ok(Err(_)) => return Err(unavailable(name, "the connection is closed")),
+            Ok(Ok(())) | Err(_) => {}
+        }
+    }
+}
+
+fn unavailable(name: &str, why: &str) -> CallError {
+    error("server_unavailable", format!("MCP server {name} is not there: {why}"))
+}
+
+fn canceled(tool: &str) -> CallError {
+    error("canceled", format!("call {tool}: canceled"))
+}
+
+fn error(error_type: &'static str, message: String) -> CallError {
+    CallError { error_type: Cow::Borrowed(error_type), message }
+}
+
+/// Sorts what rmcp reports. A JSON-RPC error keeps its code, as the conventions for spans ask.
+pub(super) fn call_error(what: &str, failure: &ServiceError) -> CallError {
+    let error_type: Cow<'static, str> = match failure {
+        ServiceError::McpError(data) => data.code.0.to_string().into(),
+        ServiceError::Timeout { .. } => "timeout".into(),
+        ServiceError::Cancelled { .. } => "canceled".into(),
+        ServiceError::TransportSend(_) | ServiceError::TransportClosed => "connection_lost".into(),
+        _ => "malformed_response".into(),
+    };
+    let cause = failure.source().map(|cause| format!(" ({cause})")).unwrap_or_default();
+    CallError { error_type, message: format!("{what}: {failure}{cause}") }
+}
+
+fn is_broken(failure: &ServiceError) -> bool {
+    matches!(failure, ServiceError::TransportSend(_) | ServiceError::TransportClosed)
+}
+
+/// Whether the server cannot have seen the request: nobody listened, or it knew no such session.
+fn never_arrived(failure: &ServiceError) -> bool {
+    let ServiceError::TransportSend(transport) = failure else { return false };
+    match transport.error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
+        Some(StreamableHttpError::SessionExpired) => true,
+        Some(StreamableHttpError::Client(client)) => client.is_connect(),
+        Some(_) | None => false,
+    }
+}
+
+/// Reads the answer as JSON, so that a content block of an unknown kind does not spoil the others.
+fn read_result(result: ServerResult) -> Result<ToolResult, CallError> {
+    let malformed = |why: &str| error("malformed_response", format!("read the tool's answer: {why}"));
+    if matches!(result, ServerResult::InputRequiredResult(_)) {
+        return Err(error("input_required", "the tool asks for input, which this client does not offer".into()));
+    }
+    let Ok(answer) = serde_json::to_value(&result) else { return Err(malformed("it is no JSON")) };
+    let structured = answer.get("structuredContent").filter(|value| !value.is_null()).cloned();
+    let is_error = answer.get("isError").and_then(Value::as_bool).unwrap_or(false);
+    let blocks = answer.get("content").and_then(Value::as_array);
+    if blocks.is_none() && structured.is_none() && !answer.as_object().is_some_and(serde_json::Map::is_empty) {
+        return Err(malformed("it has no content"));
+    }
+    let mut text = blocks.into_iter().flatten().map(block_text).collect::<Vec<_>>().join("\n");
+    if let (true, Some(structured)) = (text.is_empty(), &structured) {
+        text = structured.to_string();
+    }
+    if text.len() > MAX_TEXT_BYTES {
+        return Err(error(
+            "too_large",
+            format!("the tool's answer has {} bytes, {MAX_TEXT_BYTES} are read", text.len()),
+        ));
+    }
+    Ok(ToolResult { text, structured, is_error })
+}
+
+/// The text of a content block; what is no text is named.
+fn block_text(block: &Value) -> String {
+    let field = |path: &str| block.pointer(path).and_then(Value::as_str).unwrap_or_default();
+    match field("/type") {
+        "text" => field("/text").to_owned(),
+        "resource" if block.pointer("/resource/text").is_some() => field("/resource/text").to_owned(),
+        "resource" => format!("[resource {} {}]", field("/resource/uri"), field("/resource/mimeType")),
+        "resource_link" => format!("[resource link {} {}]", field("/uri"), field("/name")),
+        kind => format!("[{kind} {}]", field("/mimeType")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rmcp::model::CustomResult;
+    use serde_json::json;
+
+    fn read(answer: Value) -> Result<ToolResult, CallError> {
+        read_result(ServerResult::CustomResult(CustomResult::new(answer)))
+    }
+
+    #[test]
+    fn an_unknown_block_does_not_spoil_the_text_beside_it() {
+        let answer = json!({ "content": [{ "type": "text", "text": "a" }, { "type": "hologram" }], "isError": true });
+        let result = read(answer).unwrap();
+        assert_eq!((result.text.as_str(), result.is_error), ("a\n[hologram ]", true));
+    }
+
+    #[test]
+    fn structured_content_alone_is_shown_as_json() {
+        assert_eq!(read(json!({ "structuredContent": { "n": 1 } })).unwrap().text, r#"{"n":1}"#);
+    }
+
+    #[test]
+    fn an_answer_without_content_is_malformed() {
+        assert_eq!(read(json!({ "surprise": 1 })).unwrap_err().error_type, "malformed_response");
+    }
+}

@@ -1,0 +1,492 @@
+//! Keeps the connection to one MCP server: connects, lists its tools, connects again with back-off when it is lost.
+//!
+//! Calls are made by the caller's own task through [`McpHandle::call`] over what the actor published; no handler of
+//! this actor waits for the server. A server that is down degrades its own tools and nothing else: they stay in the
+//! catalogue, and a call to one says why it cannot be made and when the next try is.
+//!
+//! ```text
+//!            Connect                 Connected                    Lost
+//! Waiting ───────────▶ Connecting ─────────────▶ Ready ──────────────────────▶ Waiting (back-off)
+//!                          └──────── Lost ─────────────────────────────────────▶
+//! ```
+
+mod call;
+mod catalogue;
+mod client;
+mod link;
+mod socket;
+
+use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SpawnErr};
+use rmcp::{RoleClient, service::Peer};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::{
+    borrow::Cow,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinHandle,
+};
+use tokio_util::sync::CancellationToken;
+use towline_core::{OnAdoption, StepNo, TaskId, TraceContext};
+use towline_trace::KeyValue;
+
+use crate::config::{McpServerConfig, McpTransport};
+
+/// Calls to one server at a time: more of them would only queue in the server, where they cannot be cancelled well.
+const MAX_CALLS: usize = 32;
+
+/// Wait before the second try to connect; it doubles up to [`MAX_BACK_OFF`].
+const FIRST_BACK_OFF: Duration = Duration::from_millis(200);
+
+/// Longest wait between two tries: a server that comes back is noticed within this time.
+const MAX_BACK_OFF: Duration = Duration::from_secs(15);
+
+/// A connection that lived this long ends the back-off; a shorter one counts as one more failure, so that a server
+/// that dies right after each handshake is not started in a tight loop.
+const STABLE_AFTER: Duration = Duration::from_secs(5);
+
+/// Announcements of changed tools within this time cause one new listing: servers send several in a row.
+const RELIST_DEBOUNCE: Duration = Duration::from_millis(250);
+
+/// Longest wait for the link to end when the actor stops: the child had its time to exit, see `link`.
+const STOP_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// A tool of a connected server.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ToolInfo {
+    /// `server.tool`, as models and configurations name it.
+    pub qualified: String,
+    /// The server.
+    pub server: String,
+    /// The tool, as its server names it.
+    pub tool: String,
+    /// What it does, in the words of its server: text from outside.
+    pub description: String,
+    /// JSON Schema of its arguments.
+    pub schema: Value,
+    /// What an adopter does with an open call.
+    pub on_adoption: OnAdoption,
+}
+
+/// A call of a tool.
+#[derive(Debug, Clone)]
+pub struct CallRequest {
+    /// The tool, as its server names it.
+    pub tool: String,
+    /// Its arguments, a JSON object.
+    pub arguments: Value,
+    /// The task that calls.
+    pub task: TaskId,
+    /// The step that calls.
+    pub step: StepNo,
+    /// The attempt, from 1.
+    pub attempt: u32,
+    /// The same on every attempt; servers that know `dev.towline/idempotency_key` use it.
+    pub idempotency_key: String,
+    /// The `tools/call` span of the caller: its id is in the journal before the call is made.
+    pub trace: TraceContext,
+    /// How long the call may take; the server's configured time if none.
+    pub timeout: Option<Duration>,
+}
+
+/// What a tool answered.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ToolResult {
+    /// All content as text; what is no text is named.
+    pub text: String,
+    /// `structuredContent`, if there was any.
+    pub structured: Option<Value>,
+    /// `isError`: the tool's own word, an observation and not a fault.
+    pub is_error: bool,
+}
+
+/// A call that did not work.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct CallError {
+    /// Low-cardinality class, as on the span: `timeout`, `unknown_tool`, a JSON-RPC code.
+    pub error_type: Cow<'static, str>,
+    /// What was tried and what went wrong.
+    pub message: String,
+}
+
+/// Where a connection stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum McpServerState {
+    /// The handshake or the first listing is under way.
+    Connecting,
+    /// Tools can be called.
+    Ready,
+    /// The connection failed or was lost; the next try is planned.
+    Down,
+}
+
+/// What an operator sees of a connection.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct McpServerStatus {
+    /// The server's name in the configuration.
+    pub name: String,
+    /// `stdio` or `http`.
+    pub transport: String,
+    /// Where the connection stands.
+    pub state: McpServerState,
+    /// Negotiated protocol revision, while ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol_version: Option<String>,
+    /// Name and version that the server gave itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
+    /// Qualified names of the tools that agents may use.
+    pub tools: Vec<String>,
+    /// Why it is down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// When the next try is, from now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_try_ms: Option<u64>,
+}
+
+/// The way to a connection. Cheap to clone.
+#[derive(Clone)]
+pub struct McpHandle {
+    config: Arc<McpServerConfig>,
+    actor: ActorRef<ConnectionMsg>,
+    published: watch::Receiver<Published>,
+    slots: Arc<Semaphore>,
+}
+
+impl McpHandle {
+    /// Starts the connection of one server; it connects in the background.
+    ///
+    /// # Errors
+    /// When the actor system refuses another actor.
+    pub async fn spawn(config: McpServerConfig, supervisor: Option<ActorCell>) -> Result<Self, SpawnErr> {
+        let config = Arc::new(config);
+        let (publish, published) = watch::channel(Published::default());
+        let arguments = ConnectionArguments { config: config.clone(), publish };
+        let (actor, _) = match supervisor {
+            Some(supervisor) => Actor::spawn_linked(None, ConnectionActor, arguments, supervisor).await?,
+            None => Actor::spawn(None, ConnectionActor, arguments).await?,
+        };
+        Ok(Self { config, actor, published, slots: Arc::new(Semaphore::new(MAX_CALLS)) })
+    }
+
+    /// The server's name in the configuration.
+    pub fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    /// The tools that agents may use. They stay listed while the server is down, so that a call can say so.
+    pub fn tools(&self) -> Vec<ToolInfo> {
+        self.published.borrow().tools.to_vec()
+    }
+
+    /// Attributes of the connection for the span of a call.
+    pub fn span_attributes(&self) -> Vec<KeyValue> {
+        let published = self.published.borrow();
+        let mut attributes = vec![
+            KeyValue::new("towline.mcp.server", self.config.name.clone()),
+            KeyValue::new("peer.service", self.config.name.clone()),
+            KeyValue::new("network.transport", if self.config.transport.is_stdio() { "pipe" } else { "tcp" }),
+        ];
+        if let Phase::Ready(live) = &published.phase {
+            attributes.push(KeyValue::new("mcp.protocol.version", live.protocol_version.clone()));
+        }
+        attributes
+    }
+
+    /// Waits until the server is ready.
+    ///
+    /// # Errors
+    /// The reason, when it is not ready in time.
+    pub async fn ready(&self, within: Duration) -> Result<(), CallError> {
+        call::live(self.published.clone(), &self.config.name, within, call::Patience::WholeTime).await.map(|_| ())
+    }
+
+    /// Calls a tool. An error that the tool reports is an answer ([`ToolResult::is_error`]).
+    ///
+    /// # Errors
+    /// When the tool is not in the catalogue, the server cannot be reached, breaks the protocol or takes too long, or
+    /// when `cancel` fired; the server is told of the last two.
+    pub async fn call(&self, request: CallRequest, cancel: CancellationToken) -> Result<ToolResult, CallError> {
+        call::call(self, request, cancel).await
+    }
+
+    /// What an operator sees.
+    pub fn status(&self) -> McpServerStatus {
+        let published = self.published.borrow();
+        let tools = published.tools.iter().map(|tool| tool.qualified.clone()).collect();
+        let transport = if self.config.transport.is_stdio() { "stdio" } else { "http" };
+        let mut status = McpServerStatus {
+            name: self.config.name.clone(),
+            transport: transport.into(),
+            state: McpServerState::Connecting,
+            protocol_version: None,
+            server: None,
+            tools,
+            reason: None,
+            next_try_ms: None,
+        };
+        match &published.phase {
+            Phase::Connecting => {}
+            Phase::Ready(live) => {
+                status.state = McpServerState::Ready;
+                status.protocol_version = Some(live.protocol_version.clone());
+                status.server = live.server.clone();
+            }
+            Phase::Waiting { reason, next_try } => {
+                status.state = McpServerState::Down;
+                status.reason = Some(reason.clone());
+                let wait = next_try.saturating_duration_since(Instant::now());
+                status.next_try_ms = Some(wait.as_millis().try_into().unwrap_or(u64::MAX));
+            }
+        }
+        status
+    }
+
+    /// Ends the connection and its child process, and waits for that.
+    pub async fn stop(&self) {
+        let stopped = self.actor.stop_and_wait(None, Some(STOP_TIMEOUT + Duration::from_secs(1))).await;
+        if let Err(error) = stopped {
+            tracing::warn!(server = self.config.name, %error, "MCP connection did not stop");
+        }
+    }
+}
+
+impl McpTransport {
+    fn is_stdio(&self) -> bool {
+        match self {
+            McpTransport::Stdio { .. } => true,
+            McpTransport::Http { .. } => false,
+        }
+    }
+}
+
+/// What the actor shows to the holders of its handle.
+#[derive(Clone)]
+struct Published {
+    phase: Phase,
+    tools: Arc<[ToolInfo]>,
+}
+
+impl Default for Published {
+    fn default() -> Self {
+        Self { phase: Phase::Connecting, tools: Arc::from([]) }
+    }
+}
+
+#[derive(Clone)]
+enum Phase {
+    Connecting,
+    Ready(Arc<Live>),
+    Waiting { reason: String, next_try: Instant },
+}
+
+/// A connection that stands.
+pub(crate) struct Live {
+    generation: u64,
+    peer: Peer<RoleClient>,
+    protocol_version: String,
+    server: Option<String>,
+}
+
+/// Messages of the connection actor. Those about a link carry its generation; late ones are dropped.
+pub(crate) enum ConnectionMsg {
+    /// Time to connect.
+    Connect,
+    /// The handshake and the first listing are done.
+    Connected { live: Live, tools: Vec<ToolInfo> },
+    /// The link ended, or never stood.
+    Lost { generation: u64, reason: String },
+    /// Somebody saw the connection fail: end it and connect again.
+    Suspect { generation: u64, reason: String },
+    /// The server says that its tools changed.
+    ToolsChanged { generation: u64 },
+    /// Time to list the tools again.
+    Relist { generation: u64 },
+    /// They are listed.
+    Relisted { generation: u64, tools: Result<Vec<ToolInfo>, CallError> },
+}
+
+struct ConnectionArguments {
+    config: Arc<McpServerConfig>,
+    publish: watch::Sender<Published>,
+}
+
+struct ConnectionState {
+    config: Arc<McpServerConfig>,
+    publish: watch::Sender<Published>,
+    generation: u64,
+    failures: u32,
+    link: Option<Link>,
+    relist_planned: bool,
+    relisting: Option<JoinHandle<()>>,
+}
+
+/// The task that owns the current connection.
+struct Link {
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+    ready_since: Option<Instant>,
+    suspicion: Option<String>,
+}
+
+struct ConnectionActor;
+
+impl Actor for ConnectionActor {
+    type Msg = ConnectionMsg;
+    type State = ConnectionState;
+    type Arguments = ConnectionArguments;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<ConnectionMsg>,
+        arguments: ConnectionArguments,
+    ) -> Result<ConnectionState, ActorProcessingErr> {
+        myself.cast(ConnectionMsg::Connect)?;
+        Ok(ConnectionState {
+            config: arguments.config,
+            publish: arguments.publish,
+            generation: 0,
+            failures: 0,
+            link: None,
+            relist_planned: false,
+            relisting: None,
+        })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<ConnectionMsg>,
+        message: ConnectionMsg,
+        state: &mut ConnectionState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            ConnectionMsg::Connect => state.connect(myself),
+            ConnectionMsg::Connected { live, tools } if live.generation == state.generation => {
+                state.connected(live, tools);
+            }
+            ConnectionMsg::Lost { generation, reason } if generation == state.generation => state.lost(reason, &myself),
+            ConnectionMsg::Suspect { generation, reason } if generation == state.generation => state.suspect(reason),
+            ConnectionMsg::ToolsChanged { generation } if generation == state.generation => {
+                if !std::mem::replace(&mut state.relist_planned, true) {
+                    myself.send_after(RELIST_DEBOUNCE, move || ConnectionMsg::Relist { generation });
+                }
+            }
+            ConnectionMsg::Relist { generation } if generation == state.generation => state.relist(myself),
+            ConnectionMsg::Relisted { generation, tools } if generation == state.generation => state.relisted(tools),
+            ConnectionMsg::Connected { .. }
+            | ConnectionMsg::Lost { .. }
+            | ConnectionMsg::Suspect { .. }
+            | ConnectionMsg::ToolsChanged { .. }
+            | ConnectionMsg::Relist { .. }
+            | ConnectionMsg::Relisted { .. } => {}
+        }
+        Ok(())
+    }
+
+    async fn post_stop(
+        &self,
+        _: ActorRef<ConnectionMsg>,
+        state: &mut ConnectionState,
+    ) -> Result<(), ActorProcessingErr> {
+        if let Some(relisting) = state.relisting.take() {
+            relisting.abort();
+        }
+        if let Some(mut link) = state.link.take() {
+            link.stop.cancel();
+            if tokio::time::timeout(STOP_TIMEOUT, &mut link.task).await.is_err() {
+                link.task.abort();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ConnectionState {
+    fn connect(&mut self, myself: ActorRef<ConnectionMsg>) {
+        if self.link.is_some() {
+            return;
+        }
+        self.generation += 1;
+        self.relist_planned = false;
+        self.publish.send_modify(|published| published.phase = Phase::Connecting);
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(link::run(self.config.clone(), self.generation, myself, stop.clone()));
+        self.link = Some(Link { stop, task, ready_since: None, suspicion: None });
+    }
+
+    fn connected(&mut self, live: Live, tools: Vec<ToolInfo>) {
+        if let Some(link) = &mut self.link {
+            link.ready_since = Some(Instant::now());
+        }
+        tracing::info!(
+            server = self.config.name,
+            tools = tools.len(),
+            protocol_version = live.protocol_version,
+            "MCP server is ready"
+        );
+        self.publish.send_replace(Published { phase: Phase::Ready(Arc::new(live)), tools: tools.into() });
+    }
+
+    fn suspect(&mut self, reason: String) {
+        if let Some(link) = &mut self.link {
+            link.suspicion.get_or_insert(reason);
+            link.stop.cancel();
+        }
+    }
+
+    fn lost(&mut self, reason: String, myself: &ActorRef<ConnectionMsg>) {
+        let Some(link) = self.link.take() else { return };
+        let was_stable = link.ready_since.is_some_and(|since| since.elapsed() >= STABLE_AFTER);
+        self.failures = if was_stable { 1 } else { self.failures + 1 };
+        let reason = link.suspicion.unwrap_or(reason);
+        let wait = back_off(self.failures);
+        tracing::warn!(
+            server = self.config.name,
+            reason,
+            retry_ms = wait.as_millis() as u64,
+            "MCP server is not there"
+        );
+        let next_try = Instant::now() + wait;
+        self.publish.send_modify(|published| published.phase = Phase::Waiting { reason, next_try });
+        myself.send_after(wait, || ConnectionMsg::Connect);
+    }
+
+    fn relist(&mut self, myself: ActorRef<ConnectionMsg>) {
+        self.relist_planned = false;
+        let Phase::Ready(live) = self.publish.borrow().phase.clone() else { return };
+        let config = self.config.clone();
+        if let Some(previous) = self.relisting.take() {
+            previous.abort();
+        }
+        self.relisting = Some(tokio::spawn(async move {
+            let tools = catalogue::list(&live.peer, &config).await;
+            // An actor that has stopped wants no news.
+            let _ = myself.cast(ConnectionMsg::Relisted { generation: live.generation, tools });
+        }));
+    }
+
+    fn relisted(&mut self, tools: Result<Vec<ToolInfo>, CallError>) {
+        match tools {
+            Ok(tools) => {
+                tracing::info!(server = self.config.name, tools = tools.len(), "MCP tools were listed again");
+                self.publish.send_modify(|published| published.tools = tools.into());
+            }
+            Err(error) => tracing::warn!(server = self.config.name, %error, "MCP tools could not be listed again"),
+        }
+    }
+}
+
+/// Wait before the next try after so many failures in a row.
+fn back_off(failures: u32) -> Duration {
+    let doublings = failures.saturating_sub(1).min(16);
+    FIRST_BACK_OFF.saturating_mul(1 << doublings).min(MAX_BACK_OFF)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1 @@
+//! Tests of the connection against a real child process.
