@@ -1,0 +1,336 @@
+//! Raft's log on disk: openraft's storage traits over the write-ahead log, with the entries behind the last purge
+//! in memory.
+//!
+//! An entry is readable as soon as [`append`](RaftLogStorage::append) returns and durable when its callback is called.
+//! What is committed is remembered without waiting for the disk: it may be behind after a crash, never ahead.
+
+use std::{
+    collections::VecDeque,
+    fmt::Debug,
+    fs, io,
+    ops::{Bound, RangeBounds},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use openraft::{
+    LogState, OptionalSend, RaftLogReader,
+    entry::RaftEntry as _,
+    storage::{IOFlushed, RaftLogStorage},
+};
+use prost::Message as _;
+use tokio::sync::oneshot;
+use towline_proto::v1;
+
+use super::{RaftEntry, RaftLogId, RaftVote, StoreError, TypeConfig};
+use crate::{
+    wal::{
+        LogHealth, Record, Recovered, Wal,
+        disk::{Disk, OsDisk, Space},
+    },
+    wire::{self, WireError},
+};
+
+/// Bytes of entries that one batch of replication carries: a peer refuses frames of more than 8 MiB, and an entry
+/// that is larger by itself travels alone.
+const REPLICATION_BATCH_BYTES: usize = 1024 * 1024;
+/// What an entry costs in a frame besides its proposal.
+const ENTRY_OVERHEAD: usize = 64;
+/// No proposal is taken when less than this is free: the log, snapshots and the other nodes' entries still need room.
+const DISK_RESERVE_BYTES: u64 = 128 * 1024 * 1024;
+/// On a small disk the reserve is this part of it.
+const DISK_RESERVE_PART: u64 = 10;
+/// How long an answer about free room is believed: every proposal asks.
+const SPACE_CHECK_EVERY: Duration = Duration::from_millis(200);
+
+/// Why no proposal is taken: there is just enough room left for Raft itself.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("disk of {} is full: {free} bytes are free and {reserve} are kept for the log", dir.display())]
+pub struct DiskFull {
+    /// The folder of the log.
+    pub dir: PathBuf,
+    /// What is free.
+    pub free: u64,
+    /// What has to stay free.
+    pub reserve: u64,
+}
+
+/// The log of this node; cheap to clone.
+#[derive(Clone)]
+pub struct LogStore(Arc<Inner>);
+
+struct Inner {
+    dir: PathBuf,
+    wal: Wal,
+    disk: Arc<dyn Disk>,
+    log: RwLock<Log>,
+    space: Mutex<Option<(Instant, Space)>>,
+}
+
+/// The log as it reads, durable or not.
+#[derive(Default)]
+struct Log {
+    vote: Option<RaftVote>,
+    committed: Option<RaftLogId>,
+    purged: Option<RaftLogId>,
+    /// Behind `purged`, without a gap.
+    entries: VecDeque<RaftEntry>,
+}
+
+impl LogStore {
+    /// Opens the log in a folder, which is made if it is not there.
+    ///
+    /// # Errors
+    /// When a file cannot be read, or the log is damaged where the disk had confirmed it.
+    pub fn open(dir: &Path) -> Result<LogStore, StoreError> {
+        Self::open_on(dir, Arc::new(OsDisk))
+    }
+
+    pub(crate) fn open_on(dir: &Path, disk: Arc<dyn Disk>) -> Result<LogStore, StoreError> {
+        fs::create_dir_all(dir).map_err(|source| StoreError::File {
+            action: "make folder",
+            path: dir.to_owned(),
+            source,
+        })?;
+        let (wal, recovered) = Wal::open(dir, disk.clone())?;
+        let log = Log::decode(recovered)
+            .map_err(|source| StoreError::Unreadable { path: dir.to_owned(), source: Box::new(source) })?;
+        let (log, space) = (RwLock::new(log), Mutex::new(None));
+        Ok(LogStore(Arc::new(Inner { dir: dir.to_owned(), wal, disk, log, space })))
+    }
+
+    /// Index of the last entry, or 0 when there is none.
+    pub fn last_index(&self) -> u64 {
+        self.read(|log| log.last_log_id().map_or(0, |log_id| log_id.index))
+    }
+
+    /// Whether the log can be written. A full reserve shows as [`LogHealth::Full`], before any write has to wait.
+    pub fn health(&self) -> LogHealth {
+        match self.0.wal.health() {
+            LogHealth::Ok if self.has_room().is_err() => LogHealth::Full,
+            health => health,
+        }
+    }
+
+    /// Whether there is room for new work. Asked before every proposal, so that work is refused while the log, votes
+    /// and snapshots can still be written.
+    ///
+    /// # Errors
+    /// When less than the reserve is free.
+    pub fn has_room(&self) -> Result<(), DiskFull> {
+        let Some(Space { free, total }) = self.space() else { return Ok(()) };
+        let reserve = DISK_RESERVE_BYTES.min(total / DISK_RESERVE_PART);
+        if free < reserve { Err(DiskFull { dir: self.0.dir.clone(), free, reserve }) } else { Ok(()) }
+    }
+
+    /// Lets a write that waits for room on the disk fail, so that a node with a full disk can stop.
+    pub fn stop_waiting(&self) {
+        self.0.wal.stop_waiting();
+    }
+
+    /// Writes what is queued and ends the thread of the log.
+    pub async fn close(&self) {
+        self.0.wal.close().await;
+    }
+
+    /// A disk that cannot say how much is free is taken to have room: the write itself will tell.
+    fn space(&self) -> Option<Space> {
+        let mut known = self.0.space.lock().unwrap_or_else(PoisonError::into_inner);
+        match *known {
+            Some((at, space)) if at.elapsed() < SPACE_CHECK_EVERY => Some(space),
+            Some(_) | None => {
+                let space = self.0.disk.space(&self.0.dir).ok()?;
+                *known = Some((Instant::now(), space));
+                Some(space)
+            }
+        }
+    }
+
+    fn read<R>(&self, f: impl FnOnce(&Log) -> R) -> R {
+        f(&self.0.log.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn update<R>(&self, f: impl FnOnce(&mut Log) -> R) -> R {
+        f(&mut self.0.log.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Log {
+    fn decode(recovered: Recovered) -> Result<Log, WireError> {
+        let entries = recovered.entries.into_iter().map(|(_, body)| wire::decode_entry(body));
+        let mut log = Log {
+            vote: recovered.vote.map(decode_vote).transpose()?,
+            committed: recovered.committed.map(decode_log_id).transpose()?,
+            purged: recovered.purged.map(|(_, log_id)| decode_log_id(log_id)).transpose()?,
+            entries: entries.collect::<Result<_, _>>()?,
+        };
+        let last = log.last_log_id();
+        log.committed = log.committed.min(last);
+        Ok(log)
+    }
+
+    fn last_log_id(&self) -> Option<RaftLogId> {
+        self.entries.back().map(|entry| entry.log_id).or(self.purged)
+    }
+
+    fn append(&mut self, entry: RaftEntry) -> io::Result<()> {
+        let index = entry.log_id.index;
+        match self.last_log_id() {
+            Some(last) if last.index + 1 != index => {
+                Err(io::Error::other(format!("append entry {index} behind entry {}", last.index)))
+            }
+            Some(_) | None => {
+                self.entries.push_back(entry);
+                Ok(())
+            }
+        }
+    }
+
+    fn truncate_after(&mut self, after: Option<u64>) {
+        while self.entries.back().is_some_and(|entry| after.is_none_or(|after| entry.log_id.index > after)) {
+            self.entries.pop_back();
+        }
+    }
+
+    fn purge(&mut self, upto: RaftLogId) {
+        while self.entries.front().is_some_and(|entry| entry.log_id.index <= upto.index) {
+            self.entries.pop_front();
+        }
+        self.purged = self.purged.max(Some(upto));
+    }
+
+    /// The entries of a range that are here, the first of them at least and no more bytes than allowed.
+    fn entries(&self, range: impl RangeBounds<u64>, max_bytes: usize) -> Vec<RaftEntry> {
+        let Some(first) = self.entries.front().map(|entry| entry.log_id.index) else { return Vec::new() };
+        let start = match range.start_bound() {
+            Bound::Included(start) => *start,
+            Bound::Excluded(start) => start.saturating_add(1),
+            Bound::Unbounded => first,
+        };
+        let skipped = usize::try_from(start.saturating_sub(first)).unwrap_or(usize::MAX);
+        let mut bytes = 0;
+        let mut selected = Vec::new();
+        for entry in self.entries.iter().skip(skipped).take_while(|entry| range.contains(&entry.log_id.index)) {
+            bytes += size_of_entry(entry);
+            if bytes > max_bytes && !selected.is_empty() {
+                break;
+            }
+            selected.push(entry.clone());
+        }
+        selected
+    }
+}
+
+fn size_of_entry(entry: &RaftEntry) -> usize {
+    let body = match &entry.payload {
+        openraft::EntryPayload::Normal(logged) => logged.payload().len(),
+        openraft::EntryPayload::Blank | openraft::EntryPayload::Membership(_) => 0,
+    };
+    ENTRY_OVERHEAD + body
+}
+
+fn encode_log_id(log_id: &RaftLogId) -> Bytes {
+    wire::log_id_to_proto(log_id).encode_to_vec().into()
+}
+
+fn decode_log_id(bytes: Bytes) -> Result<RaftLogId, WireError> {
+    let log_id = v1::LogId::decode(bytes).map_err(|source| WireError::Envelope { what: "log id", source })?;
+    Ok(wire::log_id_from_proto(&log_id))
+}
+
+fn encode_vote(vote: &RaftVote) -> Bytes {
+    wire::vote_to_proto(vote).encode_to_vec().into()
+}
+
+fn decode_vote(bytes: Bytes) -> Result<RaftVote, WireError> {
+    let vote = v1::Vote::decode(bytes).map_err(|source| WireError::Envelope { what: "vote", source })?;
+    Ok(wire::vote_from_proto(&vote))
+}
+
+impl RaftLogReader<TypeConfig> for LogStore {
+    async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
+        &mut self,
+        range: RB,
+    ) -> Result<Vec<RaftEntry>, io::Error> {
+        Ok(self.read(|log| log.entries(range, usize::MAX)))
+    }
+
+    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<RaftEntry>, io::Error> {
+        let entries = self.read(|log| log.entries(start..end, REPLICATION_BATCH_BYTES));
+        if entries.first().is_some_and(|entry| entry.index() == start) || start >= end {
+            Ok(entries)
+        } else {
+            Err(io::Error::new(io::ErrorKind::NotFound, format!("entry {start} is not in the log")))
+        }
+    }
+
+    async fn read_vote(&mut self) -> Result<Option<RaftVote>, io::Error> {
+        Ok(self.read(|log| log.vote))
+    }
+}
+
+impl RaftLogStorage<TypeConfig> for LogStore {
+    type LogReader = Self;
+
+    async fn get_log_state(&mut self) -> Result<LogState<TypeConfig>, io::Error> {
+        Ok(self.read(|log| LogState { last_purged_log_id: log.purged, last_log_id: log.last_log_id() }))
+    }
+
+    async fn get_log_reader(&mut self) -> Self::LogReader {
+        self.clone()
+    }
+
+    async fn save_vote(&mut self, vote: &RaftVote) -> Result<(), io::Error> {
+        let (done, durable) = oneshot::channel();
+        let record = Record::Vote(encode_vote(vote));
+        let notify = move |outcome| {
+            if done.send(outcome).is_err() {
+                tracing::debug!("nobody waits for the vote any more");
+            }
+        };
+        self.0.wal.write_durably(vec![record], Box::new(notify)).await?;
+        durable.await.map_err(|_| io::Error::other("log ended before the vote was durable"))??;
+        self.update(|log| log.vote = Some(*vote));
+        Ok(())
+    }
+
+    async fn save_committed(&mut self, committed: Option<RaftLogId>) -> Result<(), io::Error> {
+        let Some(committed) = committed else { return Ok(()) };
+        self.update(|log| log.committed = Some(committed));
+        self.0.wal.write(vec![Record::Committed(encode_log_id(&committed))]).await
+    }
+
+    async fn read_committed(&mut self) -> Result<Option<RaftLogId>, io::Error> {
+        Ok(self.read(|log| log.committed))
+    }
+
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<TypeConfig>) -> Result<(), io::Error>
+    where
+        I: IntoIterator<Item = RaftEntry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let mut records = Vec::new();
+        let appended = self.update(|log| {
+            entries.into_iter().try_for_each(|entry| {
+                let body = wire::encode_entry(&entry).into();
+                records.push(Record::Entry { index: entry.log_id.index, body });
+                log.append(entry)
+            })
+        });
+        appended?;
+        self.0.wal.write_durably(records, Box::new(|outcome| callback.io_completed(outcome))).await
+    }
+
+    async fn truncate_after(&mut self, last_log_id: Option<RaftLogId>) -> Result<(), io::Error> {
+        let after = last_log_id.map(|log_id| log_id.index);
+        self.update(|log| log.truncate_after(after));
+        self.0.wal.write(vec![Record::Truncate { after }]).await
+    }
+
+    async fn purge(&mut self, log_id: RaftLogId) -> Result<(), io::Error> {
+        self.update(|log| log.purge(log_id));
+        self.0.wal.write(vec![Record::Purge { upto: log_id.index, log_id: encode_log_id(&log_id) }]).await
+    }
+}

@@ -1,0 +1,408 @@
+//! The replicated state of this node: entries in, state, answers and hints out; and its snapshots on disk.
+//!
+//! ```text
+//! committed entries ──▶ apply ──▶ State ──▶ responders, applied index, task watches, effects
+//!                                   └─clone─▶ snapshot file ──▶ log may be purged
+//! ```
+//! The state lives in memory. After a start it is the last snapshot plus the entries that were known to be committed;
+//! effects of entries that were in the log by then are not repeated, since whoever acts on effects compares itself
+//! with the state when it starts.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+};
+
+use bytes::Bytes;
+use futures::{Stream, TryStreamExt};
+use openraft::{
+    EntryPayload, OptionalSend, RaftSnapshotBuilder,
+    storage::{EntryResponder, RaftStateMachine},
+};
+use tokio::sync::{broadcast, watch};
+use towline_core::{Effect, Stamp, State, Task, TaskId, VShard};
+
+use super::{
+    ApplyResponse, RaftEntry, RaftLogId, RaftSnapshot, RaftSnapshotMeta, RaftStoredMembership, StoreError, TypeConfig,
+};
+use crate::wire::{self, WireError};
+
+/// Effects that a slow reader may be behind before it has to compare itself with the state.
+const EFFECTS_KEPT: usize = 4_096;
+/// The snapshot of a folder.
+const SNAPSHOT_FILE: &str = "state.snapshot";
+/// A snapshot that is being written.
+const UNFINISHED_FILE: &str = "state.snapshot.unfinished";
+
+/// The bytes of a snapshot, whose checksum was right when it was made or taken; cheap to clone.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SnapshotFile(Bytes);
+
+impl SnapshotFile {
+    /// Takes the bytes of a snapshot that came from a disk or a peer.
+    ///
+    /// # Errors
+    /// When they are not a snapshot, or damaged.
+    pub fn from_bytes(bytes: Bytes) -> Result<Self, WireError> {
+        wire::check_snapshot(&bytes)?;
+        Ok(Self(bytes))
+    }
+
+    /// The whole file.
+    pub fn bytes(&self) -> &Bytes {
+        &self.0
+    }
+
+    fn encode(meta: &RaftSnapshotMeta, state: &State) -> Result<Self, WireError> {
+        wire::encode_snapshot(meta, state).map(Self)
+    }
+
+    fn decode(&self) -> Result<(RaftSnapshotMeta, State), WireError> {
+        wire::decode_snapshot(&self.0)
+    }
+}
+
+impl std::fmt::Debug for SnapshotFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SnapshotFile({} bytes)", self.0.len())
+    }
+}
+
+/// What openraft drives.
+pub struct StateMachine(Arc<Shared>);
+
+/// What everything else reads; cheap to clone.
+#[derive(Clone)]
+pub struct StateView(Arc<Shared>);
+
+/// Writes snapshots of a state machine while it goes on.
+pub struct SnapshotBuilder(Arc<Shared>);
+
+struct Shared {
+    dir: PathBuf,
+    applied: RwLock<AppliedState>,
+    snapshot: Mutex<Option<RaftSnapshot>>,
+    /// Effects of entries up to this index are not repeated.
+    quiet_through: u64,
+    index: watch::Sender<u64>,
+    effects: broadcast::Sender<Effect>,
+    watched: Arc<Watched>,
+}
+
+#[derive(Clone, Default)]
+struct AppliedState {
+    last: Option<RaftLogId>,
+    membership: RaftStoredMembership,
+    state: State,
+}
+
+impl StateMachine {
+    /// Opens the state in a folder, which is made if it is not there, from its last snapshot. Effects of entries up to
+    /// and with `quiet_through` are not repeated.
+    ///
+    /// # Errors
+    /// When the snapshot cannot be read or is damaged: the entries before it are gone, so there is nothing to fall
+    /// back to.
+    pub fn open(dir: &Path, quiet_through: u64) -> Result<(StateMachine, StateView), StoreError> {
+        let file_error = |action| {
+            let path = dir.to_owned();
+            move |source| StoreError::File { action, path, source }
+        };
+        fs::create_dir_all(dir).map_err(file_error("make folder"))?;
+        let (applied, snapshot) = load(&dir.join(SNAPSHOT_FILE))?;
+        let index = applied.last.map_or(0, |log_id| log_id.index);
+        let shared = Arc::new(Shared {
+            dir: dir.to_owned(),
+            applied: RwLock::new(applied),
+            snapshot: Mutex::new(snapshot),
+            quiet_through,
+            index: watch::Sender::new(index),
+            effects: broadcast::Sender::new(EFFECTS_KEPT),
+            watched: Arc::default(),
+        });
+        Ok((StateMachine(shared.clone()), StateView(shared)))
+    }
+}
+
+fn load(path: &Path) -> Result<(AppliedState, Option<RaftSnapshot>), StoreError> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => Bytes::from(bytes),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((AppliedState::default(), None)),
+        Err(source) => return Err(StoreError::File { action: "read snapshot", path: path.to_owned(), source }),
+    };
+    let unreadable = |source| StoreError::Unreadable { path: path.to_owned(), source: Box::new(source) };
+    let file = SnapshotFile::from_bytes(bytes).map_err(unreadable)?;
+    let (meta, state) = file.decode().map_err(unreadable)?;
+    let applied = AppliedState { last: meta.last_log_id, membership: meta.last_membership.clone(), state };
+    Ok((applied, Some(RaftSnapshot { meta, snapshot: file })))
+}
+
+impl StateView {
+    /// Reads the state as this node has applied it. Keep the closure short: entries wait for it.
+    pub fn read<R>(&self, f: impl FnOnce(&State) -> R) -> R {
+        f(&self.0.read().state)
+    }
+
+    /// Effects of entries as they are applied here. A reader that lags compares itself with the state.
+    pub fn effects(&self) -> broadcast::Receiver<Effect> {
+        self.0.effects.subscribe()
+    }
+
+    /// Log index up to which entries are applied here.
+    pub fn applied(&self) -> watch::Receiver<u64> {
+        self.0.index.subscribe()
+    }
+
+    /// Returns once the entry at an index is applied here.
+    pub async fn wait_applied(&self, index: u64) {
+        let mut applied = self.applied();
+        let reached = applied.wait_for(|applied| *applied >= index).await;
+        reached.expect("the view holds the sender");
+    }
+
+    /// Wakes on each change of a task from here on.
+    pub fn watch_task(&self, task: TaskId) -> TaskWatch {
+        self.0.watched.watch(task)
+    }
+}
+
+impl Shared {
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, AppliedState> {
+        self.applied.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, AppliedState> {
+        self.applied.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn current_snapshot(&self) -> MutexGuard<'_, Option<RaftSnapshot>> {
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn apply(&self, entry: RaftEntry) -> io::Result<ApplyResponse> {
+        let log_id = entry.log_id;
+        let outcome = match entry.payload {
+            EntryPayload::Blank => {
+                self.write().last = Some(log_id);
+                None
+            }
+            EntryPayload::Membership(membership) => {
+                let mut applied = self.write();
+                applied.last = Some(log_id);
+                applied.membership = RaftStoredMembership::new(Some(log_id), membership);
+                None
+            }
+            EntryPayload::Normal(logged) => {
+                let proposal = logged.proposal().map_err(|error| undecodable(log_id, error))?;
+                let stamp = Stamp { index: log_id.index, at: logged.at };
+                let mut applied = self.write();
+                applied.last = Some(log_id);
+                Some(applied.state.apply(proposal, stamp))
+            }
+        };
+        self.index.send_replace(log_id.index);
+        if let Some(Ok(applied)) = &outcome {
+            self.publish(&applied.effects, log_id.index > self.quiet_through);
+        }
+        Ok(ApplyResponse { index: log_id.index, outcome })
+    }
+
+    fn publish(&self, effects: &[Effect], loud: bool) {
+        self.watched.notify(effects);
+        if !loud || self.effects.receiver_count() == 0 {
+            return;
+        }
+        for effect in effects {
+            if self.effects.send(effect.clone()).is_err() {
+                break;
+            }
+        }
+    }
+
+    /// Replaces everything by a snapshot, once it is readable and on disk.
+    fn install(&self, meta: &RaftSnapshotMeta, file: &SnapshotFile) -> io::Result<()> {
+        let (covered, state) = file.decode().map_err(invalid_data)?;
+        if covered != *meta {
+            let reason = format!("covers {covered} where {meta} was announced");
+            return Err(invalid_data(WireError::Foreign { what: "snapshot", reason }));
+        }
+        self.save(meta, file)?;
+        let effects = {
+            let mut applied = self.write();
+            let effects = changes(&applied.state, &state);
+            *applied = AppliedState { last: meta.last_log_id, membership: meta.last_membership.clone(), state };
+            effects
+        };
+        let index = meta.last_log_id.map_or(0, |log_id| log_id.index);
+        self.index.send_replace(index);
+        self.publish(&effects, index > self.quiet_through);
+        Ok(())
+    }
+
+    fn save(&self, meta: &RaftSnapshotMeta, file: &SnapshotFile) -> io::Result<()> {
+        let unfinished = self.dir.join(UNFINISHED_FILE);
+        let mut written = File::create(&unfinished)?;
+        written.write_all(file.bytes())?;
+        written.sync_all()?;
+        let mut current = self.current_snapshot();
+        if current.as_ref().is_some_and(|current| current.meta.last_log_id > meta.last_log_id) {
+            return fs::remove_file(&unfinished);
+        }
+        fs::rename(&unfinished, self.dir.join(SNAPSHOT_FILE))?;
+        File::open(&self.dir)?.sync_all()?;
+        *current = Some(RaftSnapshot { meta: meta.clone(), snapshot: file.clone() });
+        Ok(())
+    }
+}
+
+fn invalid_data(error: WireError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// An entry that this binary cannot decode must stop it: to go on without it would make its state another one.
+fn undecodable(log_id: RaftLogId, error: WireError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("entry {log_id}: {error}: upgrade this node"))
+}
+
+/// The effects that lead from one state to another, for those who missed the entries between.
+fn changes(old: &State, new: &State) -> Vec<Effect> {
+    let mut effects = vec![Effect::PlacementChanged];
+    for task in (0..=u8::MAX).flat_map(|shard| new.tasks_in(VShard(shard))) {
+        task_changes(old.task(task.id), task, &mut effects);
+    }
+    effects
+}
+
+fn task_changes(old: Option<&Task>, new: &Task, effects: &mut Vec<Effect>) {
+    let id = new.id;
+    let old_lease = old.and_then(|old| old.lease.as_ref());
+    if old.is_none_or(|old| old.generation != new.generation) {
+        effects.push(Effect::Changed { task: id });
+    }
+    let same_epoch = old_lease.map(|lease| lease.epoch) == new.lease.as_ref().map(|lease| lease.epoch);
+    if same_epoch {
+        return;
+    }
+    effects.extend(old_lease.map(|lease| Effect::Stop { task: id, node: lease.node }));
+    effects.extend(new.lease.clone().map(|lease| Effect::Start { task: id, lease }));
+}
+
+impl RaftStateMachine<TypeConfig> for StateMachine {
+    type SnapshotData = SnapshotFile;
+    type SnapshotBuilder = SnapshotBuilder;
+
+    async fn applied_state(&mut self) -> Result<(Option<RaftLogId>, RaftStoredMembership), io::Error> {
+        let applied = self.0.read();
+        Ok((applied.last, applied.membership.clone()))
+    }
+
+    async fn apply<Strm>(&mut self, mut entries: Strm) -> Result<(), io::Error>
+    where
+        Strm: Stream<Item = Result<EntryResponder<TypeConfig>, io::Error>> + Unpin + OptionalSend,
+    {
+        while let Some((entry, responder)) = entries.try_next().await? {
+            let response = self.0.apply(entry)?;
+            if let Some(responder) = responder {
+                responder.send(response);
+            }
+        }
+        Ok(())
+    }
+
+    async fn get_snapshot_builder(&mut self) -> Self::SnapshotBuilder {
+        SnapshotBuilder(self.0.clone())
+    }
+
+    async fn install_snapshot(&mut self, meta: &RaftSnapshotMeta, snapshot: SnapshotFile) -> Result<(), io::Error> {
+        let (shared, meta) = (self.0.clone(), meta.clone());
+        let install = move || shared.install(&meta, &snapshot);
+        tokio::task::spawn_blocking(install).await.map_err(io::Error::other)?
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<RaftSnapshot>, io::Error> {
+        Ok(self.0.current_snapshot().clone())
+    }
+}
+
+impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
+    type SnapshotData = SnapshotFile;
+
+    /// The state is cloned under the lock and encoded outside of it.
+    async fn build_snapshot(&mut self) -> Result<RaftSnapshot, io::Error> {
+        let shared = self.0.clone();
+        let work = move || {
+            let applied = shared.read().clone();
+            let meta = RaftSnapshotMeta { last_log_id: applied.last, last_membership: applied.membership };
+            let file = SnapshotFile::encode(&meta, &applied.state).map_err(invalid_data)?;
+            shared.save(&meta, &file)?;
+            Ok(RaftSnapshot { meta, snapshot: file })
+        };
+        tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+    }
+}
+
+/// Who waits for which task.
+#[derive(Debug, Default)]
+struct Watched(Mutex<HashMap<TaskId, watch::Sender<u64>>>);
+
+impl Watched {
+    fn lock(&self) -> MutexGuard<'_, HashMap<TaskId, watch::Sender<u64>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watch(self: &Arc<Self>, task: TaskId) -> TaskWatch {
+        let changes = self.lock().entry(task).or_default().subscribe();
+        TaskWatch { task, changes, watched: self.clone() }
+    }
+
+    fn notify(&self, effects: &[Effect]) {
+        if effects.is_empty() {
+            return;
+        }
+        let watched = self.lock();
+        if watched.is_empty() {
+            return;
+        }
+        for effect in effects {
+            let sender = match effect {
+                Effect::Start { task, .. } | Effect::Stop { task, .. } | Effect::Changed { task } => watched.get(task),
+                Effect::PlacementChanged => None,
+            };
+            if let Some(sender) = sender {
+                sender.send_modify(|count| *count += 1);
+            }
+        }
+    }
+}
+
+/// Wakes when something about a task was applied on this node.
+#[derive(Debug)]
+pub struct TaskWatch {
+    task: TaskId,
+    changes: watch::Receiver<u64>,
+    watched: Arc<Watched>,
+}
+
+impl TaskWatch {
+    /// Returns when some event or change of lease of the task was applied here since the last call (or since the
+    /// watch was made). Changes are counted, never lost: several of them wake it once.
+    pub async fn changed(&mut self) {
+        let changed = self.changes.changed().await;
+        changed.expect("the registry keeps the sender for as long as there is a watch");
+    }
+}
+
+impl Drop for TaskWatch {
+    /// The last watch of a task takes its sender with it. The receiver goes under the lock, so that of two watches that
+    /// end together one sees that it is the last.
+    fn drop(&mut self) {
+        let mut watched = self.watched.lock();
+        self.changes = watch::Sender::new(0).subscribe();
+        if watched.get(&self.task).is_some_and(|sender| sender.receiver_count() == 0) {
+            watched.remove(&self.task);
+        }
+    }
+}
