@@ -51,7 +51,9 @@ pub struct SendOptions {
     /// How many messages of the history the answer shows.
     pub history_length: Option<u32>,
     /// The task that the message continues, where its id is not one of ours; else the message's own `task_id` counts.
-    pub task: Option<String>,
+    pub task_id: Option<String>,
+    /// Another context than the message's own.
+    pub context_id: Option<String>,
     /// Another limit than the usual one (30 s; 330 s where the call waits for the task).
     pub timeout: Option<Duration>,
 }
@@ -174,6 +176,28 @@ pub enum ClientError {
 }
 
 impl ClientError {
+    /// Low-cardinality class for spans and the journal.
+    pub fn error_type(&self) -> String {
+        match self {
+            ClientError::Unreachable { .. } => "unreachable".to_owned(),
+            ClientError::Broken { .. } => "connection_broken".to_owned(),
+            ClientError::Timeout { .. } => "timeout".to_owned(),
+            ClientError::Auth { .. } => "auth".to_owned(),
+            ClientError::Protocol { reason: Some(reason), .. } => reason.to_lowercase(),
+            ClientError::Protocol { code, .. } => code.to_string(),
+            ClientError::Malformed { .. } => "malformed_answer".to_owned(),
+        }
+    }
+
+    /// Whether another try may work without any change.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            ClientError::Unreachable { .. } | ClientError::Broken { .. } | ClientError::Timeout { .. } => true,
+            ClientError::Protocol { retry_after, .. } => retry_after.is_some(),
+            ClientError::Auth { .. } | ClientError::Malformed { .. } => false,
+        }
+    }
+
     /// Whether the peer said that it cannot decide anything at the moment (no quorum).
     pub fn is_unavailable(&self) -> bool {
         matches!(self, ClientError::Protocol { reason: Some(found), .. } if found == reason::UNAVAILABLE)
@@ -315,8 +339,7 @@ impl A2aClient {
     }
 
     fn send_params(&self, message: &Message, options: &SendOptions) -> Result<Value, ClientError> {
-        convert::send_params(message, options.task.as_deref(), options.return_immediately, options.history_length)
-            .map_err(|error| self.malformed(error.message))
+        convert::send_params(message, options).map_err(|error| self.malformed(error.message))
     }
 
     async fn call(

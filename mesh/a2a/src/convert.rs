@@ -21,9 +21,7 @@ pub use remote::{
 pub use requests::{
     GetRequest, ListRequest, MAX_PAGE_SIZE, SendRequest, get_request, list_request, send_request, task_request,
 };
-pub use results::{
-    TaskView, card, created, event, list_result, send_params, send_result, snapshot_event, task, task_params,
-};
+pub use results::{Answer, TaskView, card, event, list_result, send_params, send_result, snapshot, task, task_params};
 
 /// Deepest nesting of structured data in a message. Protobuf decoders give up at 100 levels, each level of JSON costs
 /// three of them, and a result wraps a message deeper than its request did.

@@ -34,6 +34,8 @@ pub mod reason {
     pub const UNDECIDED_DOUBT: &str = "UNDECIDED_DOUBT";
     /// More than a bound allows.
     pub const TOO_LARGE: &str = "TOO_LARGE";
+    /// The body of the request is larger than the server reads.
+    pub const BODY_TOO_LARGE: &str = "BODY_TOO_LARGE";
     /// A chain of delegations that is too deep.
     pub const TOO_MANY_HOPS: &str = "TOO_MANY_HOPS";
     /// The caller may not do this.
@@ -98,7 +100,7 @@ impl WireError {
     pub fn body_too_large(limit: usize) -> Self {
         let limit_mib = limit / (1024 * 1024);
         let message = format!("body exceeds the limit of {limit_mib} MiB ({limit} bytes)");
-        Self::new(error_code::INVALID_REQUEST, reason::TOO_LARGE, message)
+        Self::new(error_code::INVALID_REQUEST, reason::BODY_TOO_LARGE, message)
     }
 
     /// The body is not declared as JSON.

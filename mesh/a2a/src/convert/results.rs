@@ -7,9 +7,10 @@ use towline_core::{
 };
 
 use super::{
-    artifact_to_sdk, message_to_sdk, metadata_to_sdk, requests::page_token, state_to_sdk, time_to_sdk, with_integers,
+    artifact_to_sdk, message_to_sdk, metadata_to_sdk, part_to_sdk, requests::page_token, state_to_sdk, time_to_sdk,
+    with_integers,
 };
-use crate::{AGENT_KEY, GENERATION_KEY, PROTOCOL_VERSION, TRACE_KEY, WireError};
+use crate::{AGENT_KEY, GENERATION_KEY, PROTOCOL_VERSION, SendOptions, TRACE_KEY, WireError};
 
 /// How much of a task is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,74 +26,65 @@ impl TaskView {
     pub const WHOLE: Self = Self { history: None, artifacts: true };
 }
 
+/// A result that still has to be encoded. Making one from the state copies what it shows and no more, so that the state
+/// is not held while ProtoJSON is written.
+#[derive(Debug, Clone)]
+pub enum Answer {
+    /// `GetTask` and `CancelTask`.
+    Task(a2a::Task),
+    /// `SendMessage`.
+    Sent(a2a::SendMessageResponse),
+    /// `ListTasks`.
+    Page(a2a::ListTasksResponse),
+    /// One frame of a stream.
+    Frame(Box<a2a::StreamResponse>),
+}
+
+impl Answer {
+    /// The result as it goes over the wire.
+    ///
+    /// # Errors
+    /// When it cannot be encoded: a bug.
+    pub fn encode(&self) -> Result<Value, WireError> {
+        match self {
+            Answer::Task(task) => encode(task),
+            Answer::Sent(response) => encode(response),
+            Answer::Page(page) => encode(page).map(with_required_of_page),
+            Answer::Frame(response) => encode(response.as_ref()),
+        }
+    }
+}
+
 /// A task, as `GetTask` and `CancelTask` answer it.
-///
-/// # Errors
-/// When the task cannot be encoded: a bug.
-pub fn task(task: &Task, view: TaskView) -> Result<Value, WireError> {
-    encode(&task_to_sdk(task, view))
+pub fn task(task: &Task, view: TaskView) -> Answer {
+    Answer::Task(task_to_sdk(task, view))
 }
 
 /// The answer to `SendMessage`.
-///
-/// # Errors
-/// When the task cannot be encoded: a bug.
-pub fn send_result(task: &Task, view: TaskView) -> Result<Value, WireError> {
-    encode(&a2a::SendMessageResponse::Task(task_to_sdk(task, view)))
+pub fn send_result(task: &Task, view: TaskView) -> Answer {
+    Answer::Sent(a2a::SendMessageResponse::Task(task_to_sdk(task, view)))
 }
 
 /// One page, as `ListTasks` answers it.
-///
-/// # Errors
-/// When a task cannot be encoded: a bug.
-pub fn list_result(page: &TaskPage<'_>, page_size: usize, view: TaskView) -> Result<Value, WireError> {
+pub fn list_result(page: &TaskPage<'_>, page_size: usize, view: TaskView) -> Answer {
     let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
-    let mut result = encode(&a2a::ListTasksResponse {
+    Answer::Page(a2a::ListTasksResponse {
         tasks: page.tasks.iter().map(|task| task_to_sdk(task, view)).collect(),
         next_page_token: page.next.map(page_token).unwrap_or_default(),
         page_size: count(page_size),
         total_size: count(page.total),
-    })?;
-    // All four are required, and ProtoJSON leaves out what is empty or zero.
-    if let Value::Object(fields) = &mut result {
-        fields.entry("tasks").or_insert_with(|| json!([]));
-        fields.entry("totalSize").or_insert_with(|| json!(0));
-    }
-    Ok(result)
+    })
 }
 
 /// The task as it stands, as the first frame of a stream.
-///
-/// # Errors
-/// When the task cannot be encoded: a bug.
-pub fn snapshot_event(task: &Task) -> Result<Value, WireError> {
-    encode(&a2a::StreamResponse::Task(task_to_sdk(task, TaskView::WHOLE)))
-}
-
-/// Event 1 of a task: the task as it was accepted, with its first message.
-///
-/// # Errors
-/// When the task cannot be encoded: a bug.
-pub fn created(task: &Task) -> Result<Value, WireError> {
-    let first = task.history.first().map(|message| message_to_sdk(message, Some((task.id, &task.context))));
-    let status = TaskStatus { state: TaskState::Submitted, message: None, at: task.created };
-    encode(&a2a::StreamResponse::Task(a2a::Task {
-        id: task.id.to_string(),
-        context_id: task.context.to_string(),
-        status: status_to_sdk(&status, task.id, &task.context),
-        artifacts: None,
-        history: first.map(|message| vec![message]),
-        metadata: metadata_to_sdk(&task_metadata(task, 1)),
-    }))
+pub fn snapshot(task: &Task) -> Answer {
+    Answer::Frame(Box::new(a2a::StreamResponse::Task(task_to_sdk(task, TaskView::WHOLE))))
 }
 
 /// One event of a task, as every stream shows it.
-///
-/// # Errors
-/// When the event cannot be encoded: a bug.
-pub fn event(task: &Task, event: &Event) -> Result<Value, WireError> {
-    let response = match &event.kind {
-        EventKind::Created => return created(task),
+pub fn event(task: &Task, event: &Event) -> Answer {
+    Answer::Frame(Box::new(match &event.kind {
+        EventKind::Created => a2a::StreamResponse::Task(as_created(task)),
         EventKind::Status { status, metadata } => a2a::StreamResponse::StatusUpdate(a2a::TaskStatusUpdateEvent {
             task_id: task.id.to_string(),
             context_id: task.context.to_string(),
@@ -100,24 +92,46 @@ pub fn event(task: &Task, event: &Event) -> Result<Value, WireError> {
             metadata: metadata_to_sdk(&with_generation(metadata, event.index)),
         }),
         EventKind::Artifact { artifact_id, name, parts, append, last_chunk, metadata } => {
-            let artifact = towline_core::Artifact {
-                artifact_id: artifact_id.clone(),
-                name: name.clone(),
-                description: None,
-                parts: parts.clone(),
-                metadata: Metadata::new(),
-            };
             a2a::StreamResponse::ArtifactUpdate(a2a::TaskArtifactUpdateEvent {
                 task_id: task.id.to_string(),
                 context_id: task.context.to_string(),
-                artifact: artifact_to_sdk(&artifact),
+                artifact: a2a::Artifact {
+                    artifact_id: artifact_id.clone(),
+                    name: name.clone(),
+                    description: None,
+                    parts: parts.iter().map(part_to_sdk).collect(),
+                    metadata: None,
+                    extensions: None,
+                },
                 append: Some(*append),
                 last_chunk: Some(*last_chunk),
                 metadata: metadata_to_sdk(&with_generation(metadata, event.index)),
             })
         }
-    };
-    encode(&response)
+    }))
+}
+
+/// Event 1 of a task: the task as it was accepted, with its first message.
+fn as_created(task: &Task) -> a2a::Task {
+    let first = task.history.first().map(|message| message_to_sdk(message, Some((task.id, &task.context))));
+    let status = TaskStatus { state: TaskState::Submitted, message: None, at: task.created };
+    a2a::Task {
+        id: task.id.to_string(),
+        context_id: task.context.to_string(),
+        status: status_to_sdk(&status, task.id, &task.context),
+        artifacts: None,
+        history: first.map(|message| vec![message]),
+        metadata: metadata_to_sdk(&task_metadata(task, 1)),
+    }
+}
+
+/// All fields of a page are required, and ProtoJSON leaves out what is empty or zero.
+fn with_required_of_page(mut page: Value) -> Value {
+    if let Value::Object(fields) = &mut page {
+        fields.entry("tasks").or_insert_with(|| json!([]));
+        fields.entry("totalSize").or_insert_with(|| json!(0));
+    }
+    page
 }
 
 /// The card of one agent, or of a mesh whose skills are its agents.
@@ -154,28 +168,21 @@ pub fn card(name: &str, description: &str, url: &str, version: &str, agents: &[A
     })
 }
 
-/// The parameters of `SendMessage` and `SendStreamingMessage`. `task` names the task that the message continues where it
-/// is not an id of ours.
+/// The parameters of `SendMessage` and `SendStreamingMessage`.
 ///
 /// # Errors
 /// When the message cannot be encoded: a bug.
-pub fn send_params(
-    message: &Message,
-    task: Option<&str>,
-    return_immediately: bool,
-    history_length: Option<u32>,
-) -> Result<Value, WireError> {
+pub fn send_params(message: &Message, options: &SendOptions) -> Result<Value, WireError> {
     let mut message = message_to_sdk(message, None);
-    if let Some(task) = task {
-        message.task_id = Some(task.to_owned());
-    }
+    message.task_id = options.task_id.clone().or(message.task_id);
+    message.context_id = options.context_id.clone().or(message.context_id);
     encode(&a2a::SendMessageRequest {
         message,
         configuration: Some(a2a::SendMessageConfiguration {
             accepted_output_modes: None,
             task_push_notification_config: None,
-            history_length: history_length.map(|length| i32::try_from(length).unwrap_or(i32::MAX)),
-            return_immediately: Some(return_immediately),
+            history_length: options.history_length.map(|length| i32::try_from(length).unwrap_or(i32::MAX)),
+            return_immediately: Some(options.return_immediately),
         }),
         metadata: None,
         tenant: None,
