@@ -1,0 +1,109 @@
+//! An MCP server over stdio that does what its caller asks for. It speaks JSON-RPC by hand, so that it shares no code with
+//! the client under test.
+//!
+//! `towline-scripted-mcp FILE` appends one line to FILE for each tool call: the tool, a blank, and its `_meta`.
+#![expect(clippy::unwrap_used, reason = "a scripted server that cannot go on ends")]
+
+use serde_json::{Value, json};
+use std::{
+    fs::OpenOptions,
+    io::{self, BufRead, Write},
+    process,
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
+
+const METHOD_NOT_FOUND: i64 = -32601;
+const INVALID_PARAMS: i64 = -32602;
+
+fn main() {
+    let calls = std::env::args().nth(1).expect("an argument names the file of calls");
+    let out = Arc::new(Mutex::new(io::stdout()));
+    for line in io::stdin().lock().lines() {
+        let Ok(line) = line else { break };
+        let Ok(message) = serde_json::from_str::<Value>(&line) else { continue };
+        let (Some(method), Some(id)) = (message["method"].as_str(), message.get("id").cloned()) else { continue };
+        let params = message["params"].clone();
+        if method == "tools/call" {
+            note(&calls, &params);
+            let out = Arc::clone(&out);
+            // Side by side, so that a slow call does not hold up the next one.
+            thread::spawn(move || send(&out, &id, call(&params)));
+        } else {
+            send(&out, &id, answer(method, &params));
+        }
+    }
+}
+
+type Answer = Result<Value, (i64, String)>;
+
+fn answer(method: &str, params: &Value) -> Answer {
+    match method {
+        "initialize" => Ok(json!({
+            "protocolVersion": match params["protocolVersion"].as_str() {
+                Some(asked) if asked < "2025-11-25" => asked,
+                _ => "2025-11-25",
+            },
+            "capabilities": { "tools": {} },
+            "serverInfo": { "name": "towline-scripted-mcp", "version": "1.0.0" },
+        })),
+        "ping" => Ok(json!({})),
+        "tools/list" => Ok(page(params["cursor"].as_str())),
+        other => Err((METHOD_NOT_FOUND, format!("no method {other}"))),
+    }
+}
+
+/// Two pages, so that a client must ask for both.
+fn page(cursor: Option<&str>) -> Value {
+    let tool = |name: &str, description: &str, read_only: bool| {
+        json!({ "name": name, "description": description, "annotations": { "readOnlyHint": read_only },
+            "inputSchema": { "type": "object", "properties": { "text": { "type": "string" } } } })
+    };
+    match cursor {
+        None => json!({ "nextCursor": "2", "tools": [
+            tool("echo", "Gives its text back.", true),
+            tool("slow", "Answers after an hour.", true),
+        ] }),
+        Some(_) => json!({ "tools": [
+            tool("crash", "Ends this server.", true),
+            tool("fail", "Says that it failed.", true),
+            tool("send_once", "Does something that must not happen twice.", false),
+        ] }),
+    }
+}
+
+fn call(params: &Value) -> Answer {
+    let text = params["arguments"]["text"].as_str().unwrap_or_default();
+    let content =
+        |text: &str, is_error: bool| Ok(json!({ "content": [{ "type": "text", "text": text }], "isError": is_error }));
+    match params["name"].as_str().unwrap_or_default() {
+        "echo" => content(&format!("echo: {text}"), false),
+        "slow" => {
+            thread::sleep(Duration::from_secs(3_600));
+            content("at last", false)
+        }
+        "crash" => process::exit(3),
+        "fail" => content("the tool says no", true),
+        "send_once" => {
+            thread::sleep(Duration::from_secs(3_600));
+            content("sent", false)
+        }
+        other => Err((INVALID_PARAMS, format!("no tool {other}"))),
+    }
+}
+
+fn note(file: &str, params: &Value) {
+    let mut file = OpenOptions::new().create(true).append(true).open(file).unwrap();
+    writeln!(file, "{} {}", params["name"].as_str().unwrap_or("?"), params["_meta"]).unwrap();
+}
+
+fn send(out: &Mutex<io::Stdout>, id: &Value, answer: Answer) {
+    let message = match answer {
+        Ok(result) => json!({ "jsonrpc": "2.0", "id": id, "result": result }),
+        Err((code, message)) => json!({ "jsonrpc": "2.0", "id": id, "error": { "code": code, "message": message } }),
+    };
+    let mut out = out.lock().unwrap();
+    // The client has gone when this fails, and then the next read ends this process.
+    let _gone = writeln!(out, "{message}").and_then(|()| out.flush());
+}

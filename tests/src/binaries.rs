@@ -1,0 +1,32 @@
+//! Where the programs under test are.
+
+use std::{env, path::PathBuf, process::Command, sync::LazyLock};
+
+/// The `towline` binary of the profile that the tests were built with. Cargo builds no binary of another package for a
+/// test, so the first caller has it built.
+pub fn towline() -> PathBuf {
+    static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
+        let folder = target_folder();
+        let profile = folder.file_name().and_then(|name| name.to_str()).unwrap_or("debug");
+        let profile = if profile == "debug" { "dev" } else { profile };
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--package", "towline", "--bin", "towline", "--profile", profile])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .expect("cargo runs");
+        assert!(built.success(), "cargo build of towline failed");
+        folder.join("towline")
+    });
+    BUILT.clone()
+}
+
+/// The MCP server that does what its caller asks for: answers, is slow, fails, crashes.
+pub fn scripted_mcp() -> PathBuf {
+    target_folder().join("towline-scripted-mcp")
+}
+
+/// The folder of this profile: test programs lie in its folder `deps`.
+fn target_folder() -> PathBuf {
+    let program = env::current_exe().expect("a running program has a path");
+    program.ancestors().nth(2).expect("a test program lies in target/PROFILE/deps").to_owned()
+}
