@@ -270,6 +270,12 @@ fn logged_from_proto(logged: v1::LoggedProposal) -> LoggedProposal {
     LoggedProposal { at: Timestamp(logged.at_ms), trace: logged.traceparent.parse().ok(), payload: logged.proposal }
 }
 
+/// A proposal in the log whose bytes nobody has checked.
+#[cfg(test)]
+pub(crate) fn logged_from_bytes(at: Timestamp, payload: Bytes) -> LoggedProposal {
+    LoggedProposal { at, trace: None, payload }
+}
+
 /// A log id as a message.
 pub fn log_id_to_proto(log_id: &RaftLogId) -> v1::LogId {
     v1::LogId { term: log_id.leader_id.term, node: log_id.leader_id.node_id, index: log_id.index }
@@ -371,9 +377,20 @@ pub(crate) fn encode_snapshot(meta: &RaftSnapshotMeta, state: &State) -> Result<
 /// When it is damaged, or a newer version made it.
 pub(crate) fn decode_snapshot(file: &Bytes) -> Result<(RaftSnapshotMeta, State), WireError> {
     let (meta, state) = check_snapshot(file)?;
-    let meta =
-        v1::SnapshotMeta::decode(meta).map_err(|source| WireError::Envelope { what: "snapshot meta", source })?;
-    Ok((snapshot_meta_from_proto(meta)?, decode("state", &state)?))
+    Ok((decode_meta(meta)?, decode("state", &state)?))
+}
+
+/// What a snapshot covers.
+///
+/// # Errors
+/// When it is damaged, or a newer version made it.
+pub(crate) fn decode_snapshot_meta(file: &Bytes) -> Result<RaftSnapshotMeta, WireError> {
+    check_snapshot(file).and_then(|(meta, _)| decode_meta(meta))
+}
+
+fn decode_meta(meta: Bytes) -> Result<RaftSnapshotMeta, WireError> {
+    let meta = v1::SnapshotMeta::decode(meta);
+    snapshot_meta_from_proto(meta.map_err(|source| WireError::Envelope { what: "snapshot meta", source })?)
 }
 
 /// Checks the header and checksum of a snapshot, and returns the encoded meta and state.
@@ -413,3 +430,6 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 fn length_of(meta: &[u8]) -> u32 {
     u32::try_from(meta.len()).expect("the meta of a snapshot names some nodes and is small")
 }
+
+#[cfg(test)]
+mod tests;

@@ -25,9 +25,10 @@ use tokio::sync::oneshot;
 use towline_proto::v1;
 
 use super::{RaftEntry, RaftLogId, RaftVote, StoreError, TypeConfig};
+pub use crate::wal::LogHealth;
 use crate::{
     wal::{
-        LogHealth, Record, Recovered, Wal,
+        Record, Recovered, Wal,
         disk::{Disk, OsDisk, Space},
     },
     wire::{self, WireError},

@@ -28,10 +28,15 @@ use towline_core::{Effect, Stamp, State, Task, TaskId, VShard};
 use super::{
     ApplyResponse, RaftEntry, RaftLogId, RaftSnapshot, RaftSnapshotMeta, RaftStoredMembership, StoreError, TypeConfig,
 };
-use crate::wire::{self, WireError};
+use crate::{
+    wal::disk::{Disk as _, OsDisk},
+    wire::{self, WireError},
+};
 
 /// Effects that a slow reader may be behind before it has to compare itself with the state.
 const EFFECTS_KEPT: usize = 4_096;
+/// What stays free besides a snapshot: the log goes on while it is written.
+const SNAPSHOT_HEADROOM_BYTES: u64 = 16 * 1024 * 1024;
 /// The snapshot of a folder.
 const SNAPSHOT_FILE: &str = "state.snapshot";
 /// A snapshot that is being written.
@@ -63,6 +68,10 @@ impl SnapshotFile {
     fn decode(&self) -> Result<(RaftSnapshotMeta, State), WireError> {
         wire::decode_snapshot(&self.0)
     }
+
+    fn meta(&self) -> Result<RaftSnapshotMeta, WireError> {
+        wire::decode_snapshot_meta(&self.0)
+    }
 }
 
 impl std::fmt::Debug for SnapshotFile {
@@ -84,7 +93,8 @@ pub struct SnapshotBuilder(Arc<Shared>);
 struct Shared {
     dir: PathBuf,
     applied: RwLock<AppliedState>,
-    snapshot: Mutex<Option<RaftSnapshot>>,
+    /// Up to where the snapshot on disk reaches; held while one is written.
+    saved: Mutex<Option<RaftLogId>>,
     /// Effects of entries up to this index are not repeated.
     quiet_through: u64,
     index: watch::Sender<u64>,
@@ -112,12 +122,13 @@ impl StateMachine {
             move |source| StoreError::File { action, path, source }
         };
         fs::create_dir_all(dir).map_err(file_error("make folder"))?;
-        let (applied, snapshot) = load(&dir.join(SNAPSHOT_FILE))?;
+        let applied = load(&dir.join(SNAPSHOT_FILE))?;
         let index = applied.last.map_or(0, |log_id| log_id.index);
+        let saved = Mutex::new(applied.last);
         let shared = Arc::new(Shared {
             dir: dir.to_owned(),
             applied: RwLock::new(applied),
-            snapshot: Mutex::new(snapshot),
+            saved,
             quiet_through,
             index: watch::Sender::new(index),
             effects: broadcast::Sender::new(EFFECTS_KEPT),
@@ -127,17 +138,20 @@ impl StateMachine {
     }
 }
 
-fn load(path: &Path) -> Result<(AppliedState, Option<RaftSnapshot>), StoreError> {
-    let bytes = match fs::read(path) {
-        Ok(bytes) => Bytes::from(bytes),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((AppliedState::default(), None)),
-        Err(source) => return Err(StoreError::File { action: "read snapshot", path: path.to_owned(), source }),
-    };
+fn load(path: &Path) -> Result<AppliedState, StoreError> {
     let unreadable = |source| StoreError::Unreadable { path: path.to_owned(), source: Box::new(source) };
-    let file = SnapshotFile::from_bytes(bytes).map_err(unreadable)?;
-    let (meta, state) = file.decode().map_err(unreadable)?;
-    let applied = AppliedState { last: meta.last_log_id, membership: meta.last_membership.clone(), state };
-    Ok((applied, Some(RaftSnapshot { meta, snapshot: file })))
+    let failed = |source| StoreError::File { action: "read snapshot", path: path.to_owned(), source };
+    let Some(bytes) = read_if_there(path).map_err(failed)? else { return Ok(AppliedState::default()) };
+    let (meta, state) = SnapshotFile(bytes).decode().map_err(unreadable)?;
+    Ok(AppliedState { last: meta.last_log_id, membership: meta.last_membership, state })
+}
+
+fn read_if_there(path: &Path) -> io::Result<Option<Bytes>> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes.into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 impl StateView {
@@ -176,10 +190,6 @@ impl Shared {
 
     fn write(&self) -> std::sync::RwLockWriteGuard<'_, AppliedState> {
         self.applied.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn current_snapshot(&self) -> MutexGuard<'_, Option<RaftSnapshot>> {
-        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn apply(&self, entry: RaftEntry) -> io::Result<ApplyResponse> {
@@ -242,19 +252,34 @@ impl Shared {
         Ok(())
     }
 
+    /// Puts a snapshot on disk, unless a newer one is there.
     fn save(&self, meta: &RaftSnapshotMeta, file: &SnapshotFile) -> io::Result<()> {
+        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        if *saved > meta.last_log_id {
+            return Ok(());
+        }
         let unfinished = self.dir.join(UNFINISHED_FILE);
         let mut written = File::create(&unfinished)?;
         written.write_all(file.bytes())?;
         written.sync_all()?;
-        let mut current = self.current_snapshot();
-        if current.as_ref().is_some_and(|current| current.meta.last_log_id > meta.last_log_id) {
-            return fs::remove_file(&unfinished);
-        }
         fs::rename(&unfinished, self.dir.join(SNAPSHOT_FILE))?;
         File::open(&self.dir)?.sync_all()?;
-        *current = Some(RaftSnapshot { meta: meta.clone(), snapshot: file.clone() });
+        *saved = meta.last_log_id;
         Ok(())
+    }
+
+    /// The snapshot on disk.
+    fn current_snapshot(&self) -> io::Result<Option<RaftSnapshot>> {
+        let Some(bytes) = read_if_there(&self.dir.join(SNAPSHOT_FILE))? else { return Ok(None) };
+        let snapshot = SnapshotFile(bytes);
+        let meta = snapshot.meta().map_err(invalid_data)?;
+        Ok(Some(RaftSnapshot { meta, snapshot }))
+    }
+
+    /// Whether a snapshot could be written. It grows between two of them, and less than doubles.
+    fn has_room_for_snapshot(&self) -> bool {
+        let last = fs::metadata(self.dir.join(SNAPSHOT_FILE)).map_or(0, |file| file.len());
+        OsDisk.space(&self.dir).is_ok_and(|space| space.free > 2 * last + SNAPSHOT_HEADROOM_BYTES)
     }
 }
 
@@ -312,6 +337,15 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         Ok(())
     }
 
+    /// Puts a snapshot off while there is no room for it: to fail would end the node.
+    async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<Self::SnapshotBuilder> {
+        if !force && !self.0.has_room_for_snapshot() {
+            tracing::warn!(dir = %self.0.dir.display(), "snapshot is put off: disk is full");
+            return None;
+        }
+        Some(SnapshotBuilder(self.0.clone()))
+    }
+
     async fn get_snapshot_builder(&mut self) -> Self::SnapshotBuilder {
         SnapshotBuilder(self.0.clone())
     }
@@ -323,7 +357,8 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<RaftSnapshot>, io::Error> {
-        Ok(self.0.current_snapshot().clone())
+        let shared = self.0.clone();
+        tokio::task::spawn_blocking(move || shared.current_snapshot()).await.map_err(io::Error::other)?
     }
 }
 
@@ -406,3 +441,6 @@ impl Drop for TaskWatch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
