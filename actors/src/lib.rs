@@ -1,7 +1,98 @@
-//! The supervision tree: dispatcher, agents, task runs, MCP connections, delegations, models.
+//! The supervision tree of a node: dispatcher, agents, task runs, MCP connections, delegations, models.
+//!
+//! ```text
+//! Mesh ──▶ Dispatcher ─┬▶ Agent ─▶ TaskRun ─▶ Delegation      one per agent, leased task, outstanding delegation
+//!                      └▶ McpConnection                       one per server
+//! ```
+//! What a task does next is decided by a pure function of its journal (`decision`); the actors perform it and report what
+//! came of it as words in the log. Nothing here knows how the log is kept, or how a caller is answered.
+//!
+//! Shutdown is start-up read backwards: [`Mesh::stop`] stops the agents with their runs, then the connections.
 
+mod agent;
 pub mod config;
+mod decision;
+mod delegation;
+mod dispatcher;
+mod error;
+pub mod mcp_connection;
+pub mod model;
+mod outbox;
+pub mod prompt;
+mod shared;
+mod task_run;
+mod thinking;
+mod toolbox;
+
+use ractor::{Actor, ActorRef};
+use std::{sync::Arc, time::Duration};
+use towline_cluster::ClusterHandle;
+use towline_core::AgentSpec;
 
 pub use config::{
     AgentConfig, McpServerConfig, McpTransport, MeshConfig, ModelConfig, ModelTimeouts, PeerConfig, Provider, Secret,
 };
+pub use error::MeshError;
+pub use mcp_connection::McpServerStatus;
+
+use dispatcher::{DispatcherActor, DispatcherMsg};
+use mcp_connection::McpHandle;
+use shared::Shared;
+
+/// How long a node waits for a server without which it must not start.
+const REQUIRED_SERVER_WITHIN: Duration = Duration::from_secs(20);
+
+/// Longest time for everything to stop: a little more than the agents' runs and the connections have.
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// This node's part of the mesh: its agents and what they use.
+pub struct Mesh {
+    dispatcher: ActorRef<DispatcherMsg>,
+    shared: Arc<Shared>,
+}
+
+impl Mesh {
+    /// Starts the MCP connections, and the agents that the cluster places on this node. Nothing runs before the node is
+    /// registered and its session is alive.
+    ///
+    /// # Errors
+    /// When a model cannot be set up, or a required MCP server is not there.
+    pub async fn start(config: MeshConfig, cluster: ClusterHandle) -> Result<Self, MeshError> {
+        let shared = Arc::new(Shared::new(config, cluster)?);
+        let (dispatcher, _) = Actor::spawn(None, DispatcherActor, Arc::clone(&shared)).await?;
+        let mesh = Self { dispatcher, shared };
+        if let Err(error) = mesh.await_required_servers().await {
+            mesh.stop().await;
+            return Err(error);
+        }
+        Ok(mesh)
+    }
+
+    /// What the cluster is told of the agents.
+    pub fn agent_specs(config: &MeshConfig) -> Vec<AgentSpec> {
+        config.agents.iter().map(AgentConfig::spec).collect()
+    }
+
+    /// Where the MCP connections stand, by name.
+    pub fn mcp_servers(&self) -> Vec<McpServerStatus> {
+        self.shared.servers().iter().map(McpHandle::status).collect()
+    }
+
+    /// Stops everything, and waits for it.
+    pub async fn stop(self) {
+        if let Err(error) = self.dispatcher.stop_and_wait(None, Some(STOP_TIMEOUT)).await {
+            tracing::warn!(%error, "dispatcher did not stop in time");
+        }
+    }
+
+    async fn await_required_servers(&self) -> Result<(), MeshError> {
+        for server in self.shared.config.servers.iter().filter(|server| server.required) {
+            let Some(handle) = self.shared.server(&server.name) else { continue };
+            handle
+                .ready(REQUIRED_SERVER_WITHIN)
+                .await
+                .map_err(|source| MeshError::RequiredServer { name: server.name.clone(), source })?;
+        }
+        Ok(())
+    }
+}

@@ -16,7 +16,7 @@ mod client;
 mod link;
 mod socket;
 
-use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SpawnErr};
+use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SpawnErr};
 use rmcp::{RoleClient, service::Peer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -178,6 +178,11 @@ impl McpHandle {
     /// The server's name in the configuration.
     pub fn name(&self) -> &str {
         &self.config.name
+    }
+
+    /// The actor, for its supervisor.
+    pub(crate) fn actor_id(&self) -> ActorId {
+        self.actor.get_id()
     }
 
     /// The tools that agents may use. They stay listed while the server is down, so that a call can say so.

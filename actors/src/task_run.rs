@@ -1,0 +1,1073 @@
+//! Runs one task for as long as this node holds its lease: one owner loop that reads the journal, decides, commits an
+//! intent, performs it, commits its outcome, and decides again.
+//!
+//! ```text
+//!  journal ──decide──▶ words ──outbox──▶ report ──commit──▶ journal
+//!     ▲                                                        │
+//!     └── outcomes ◀── model, tools, peers ◀── perform ◀───────┘
+//! ```
+//! Started by its agent when a lease is given to this node. It ends by itself when the task has ended or waits for a
+//! person, and when its epoch is stale; it is stopped when the lease is lost or the task is canceled. It is restarted by its
+//! agent after a crash: everything it needs is in the journal. A delegation that crashes is started again with back-off, a
+//! few times per run; then its step fails.
+
+mod spans;
+mod view;
+
+use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::Semaphore;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use towline_cluster::ProposeError;
+use towline_core::{
+    Asked, Command, Doubt, Epoch, Intent, Message, Metadata, ModelAnswer, Outcome, OwnerReport, OwnerWord, Part,
+    Principal, Proposal, Rejection, Role, Step, StepNo, TaskId, TaskState, ToolCall, TraceContext,
+};
+use towline_trace::{KeyValue, LostSpan, Span, names};
+
+use crate::{
+    config::AgentConfig,
+    decision::{self, Next, Situation, with_distinct_ids},
+    delegation::{DelegationActor, DelegationArguments, DelegationMsg, Job, News},
+    mcp_connection::{CallError, CallRequest, ToolResult},
+    model::{ModelError, ModelRequest},
+    outbox::Outbox,
+    prompt,
+    shared::{Model, Permits, Shared},
+    thinking::{self, Piece, Progress},
+    toolbox::{Planned, Toolbox, step_key},
+};
+use view::View;
+
+/// Name of the artifacts that hold the answers of an agent's model.
+pub(crate) const ANSWER: &str = "answer";
+
+/// Wait before a report whose fate is unknown is proposed again; it doubles.
+const FIRST_REPORT_WAIT: Duration = Duration::from_millis(100);
+
+/// Longest such wait: an election takes about a second.
+const LONGEST_REPORT_WAIT: Duration = Duration::from_secs(1);
+
+/// How often a run begins its turn anew because a report of an earlier run under the same lease was in its way.
+const MAX_BEGINS: u32 = 5;
+
+/// How often crashed delegations of one run are started again.
+const MAX_DELEGATION_RESTARTS: u32 = 3;
+
+/// Wait before a crashed delegation is started again, times the number of crashes.
+const DELEGATION_RESTART_WAIT: Duration = Duration::from_millis(500);
+
+/// How long a run that stops waits for what it had under way, so that servers and peers hear of it.
+const STOP_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// Longest text of a call's arguments in a question to a person.
+const MAX_SHOWN_ARGUMENTS: usize = 500;
+
+/// What an agent's runs have in common.
+pub(crate) struct AgentContext {
+    pub shared: Arc<Shared>,
+    pub agent: AgentConfig,
+    /// The agent's own limit of tasks at the same time, if it has one.
+    pub permits: Option<Arc<Semaphore>>,
+}
+
+impl AgentContext {
+    fn model(&self) -> Option<&Model> {
+        self.shared.models.get(&self.agent.model)
+    }
+}
+
+/// Messages of a run. Outcomes carry step and attempt; a late one is dropped.
+pub(crate) enum TaskRunMsg {
+    /// There is a place to work, and the tools are known.
+    Prepared { permits: Permits, toolbox: Toolbox },
+    /// A report is committed, and applied on this node.
+    Committed { number: u64 },
+    /// A report was refused.
+    Refused { number: u64, rejection: Rejection },
+    /// The model is answering.
+    Progress { step: StepNo, attempt: u32, progress: Progress },
+    /// The model has answered. The tools may have changed meanwhile.
+    Thought { step: StepNo, attempt: u32, answer: Result<ModelAnswer, ModelError>, toolbox: Toolbox },
+    /// A tool has answered.
+    ToolReturned { step: StepNo, attempt: u32, result: Result<ToolResult, CallError> },
+    /// A delegation has news.
+    News { step: StepNo, attempt: u32, news: News },
+    /// A crashed delegation has rested.
+    Rested { step: StepNo },
+    /// The task's caller gives up.
+    DeadlinePassed,
+    /// The task has ended or moved, or this node may not act: stop.
+    Stop,
+}
+
+pub(crate) struct TaskRunArguments {
+    pub context: Arc<AgentContext>,
+    pub task: TaskId,
+    pub epoch: Epoch,
+    /// When this node learned of the lease.
+    pub received: Instant,
+    /// Ends the task as failed, and this is why: its runs crashed too often.
+    pub give_up: Option<String>,
+}
+
+/// Where a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// It waits for a place to work.
+    Preparing,
+    /// Its turn is being committed.
+    Beginning,
+    /// It works.
+    Running,
+    /// Its last word is on its way.
+    Ending,
+}
+
+/// A step that is under way.
+struct Running {
+    attempt: u32,
+    work: Work,
+}
+
+enum Work {
+    /// A model or tool call: it needs a permit.
+    Call {
+        cancel: CancellationToken,
+        task: AbortOnDropHandle<()>,
+    },
+    Delegation(ActorRef<DelegationMsg>),
+    /// A crashed delegation, until it is started again.
+    Resting,
+}
+
+pub(crate) struct TaskRunState {
+    myself: ActorRef<TaskRunMsg>,
+    context: Arc<AgentContext>,
+    epoch: Epoch,
+    view: View,
+    outbox: Outbox,
+    phase: Phase,
+    begins: u32,
+    received: Instant,
+    give_up: Option<String>,
+    turn: Option<Span>,
+    turn_context: TraceContext,
+    lost: Vec<LostSpan>,
+    step_spans: BTreeMap<StepNo, Span>,
+    mine: BTreeSet<StepNo>,
+    running: BTreeMap<StepNo, Running>,
+    asking: BTreeMap<StepNo, String>,
+    doubtful: BTreeMap<StepNo, String>,
+    /// Steps that a person said may run again.
+    may_repeat: BTreeSet<StepNo>,
+    delegation_crashes: u32,
+    permits: Option<Permits>,
+    toolbox: Toolbox,
+    preparing: Option<AbortOnDropHandle<()>>,
+    proposing: Option<AbortOnDropHandle<()>>,
+    deadline: Option<AbortOnDropHandle<()>>,
+}
+
+pub(crate) struct TaskRunActor;
+
+impl Actor for TaskRunActor {
+    type Msg = TaskRunMsg;
+    type State = TaskRunState;
+    type Arguments = TaskRunArguments;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<TaskRunMsg>,
+        arguments: TaskRunArguments,
+    ) -> Result<TaskRunState, ActorProcessingErr> {
+        let TaskRunArguments { context, task, epoch, received, give_up } = arguments;
+        let view = context
+            .shared
+            .cluster
+            .local(|state| View::read(state, task))
+            .ok_or_else(|| format!("task {task} is not there"))?;
+        let reported = view.lease.as_ref().map_or(0, |lease| lease.reported);
+        let mut state = TaskRunState {
+            myself,
+            context,
+            epoch,
+            outbox: Outbox::new(task, epoch, reported),
+            phase: Phase::Preparing,
+            begins: 0,
+            received,
+            give_up,
+            turn: None,
+            turn_context: view.turn.parent,
+            view,
+            lost: Vec::new(),
+            step_spans: BTreeMap::new(),
+            mine: BTreeSet::new(),
+            running: BTreeMap::new(),
+            asking: BTreeMap::new(),
+            doubtful: BTreeMap::new(),
+            may_repeat: BTreeSet::new(),
+            delegation_crashes: 0,
+            permits: None,
+            toolbox: Toolbox::default(),
+            preparing: None,
+            proposing: None,
+            deadline: None,
+        };
+        state.prepare();
+        Ok(state)
+    }
+
+    async fn handle(
+        &self,
+        _: ActorRef<TaskRunMsg>,
+        message: TaskRunMsg,
+        state: &mut TaskRunState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            TaskRunMsg::Prepared { permits, toolbox } => state.prepared(permits, toolbox).await?,
+            TaskRunMsg::Committed { number } => state.committed(number).await?,
+            TaskRunMsg::Refused { number, rejection } => state.refused(number, rejection)?,
+            TaskRunMsg::Progress { step, attempt, progress } if state.is_running(step, attempt) => {
+                state.progress(step, attempt, progress);
+            }
+            TaskRunMsg::Thought { step, attempt, answer, toolbox } if state.is_running(step, attempt) => {
+                state.toolbox = toolbox;
+                state.thought(step, answer);
+                state.advance().await?;
+            }
+            TaskRunMsg::ToolReturned { step, attempt, result } if state.is_running(step, attempt) => {
+                state.tool_returned(step, result);
+                state.advance().await?;
+            }
+            TaskRunMsg::News { step, attempt, news } if state.is_running(step, attempt) => {
+                state.news(step, news);
+                state.advance().await?;
+            }
+            TaskRunMsg::Progress { .. }
+            | TaskRunMsg::Thought { .. }
+            | TaskRunMsg::ToolReturned { .. }
+            | TaskRunMsg::News { .. } => {}
+            TaskRunMsg::Rested { step } => {
+                state.running.remove(&step);
+                state.advance().await?;
+            }
+            TaskRunMsg::DeadlinePassed => {
+                state.finish(TaskState::Failed, Some("the deadline of the task passed".to_owned()));
+            }
+            TaskRunMsg::Stop => state.stop(),
+        }
+        Ok(())
+    }
+
+    /// Children are delegations. One that ends before its run has let it go has crashed.
+    async fn handle_supervisor_evt(
+        &self,
+        _: ActorRef<TaskRunMsg>,
+        event: SupervisionEvent,
+        state: &mut TaskRunState,
+    ) -> Result<(), ActorProcessingErr> {
+        match event {
+            SupervisionEvent::ActorFailed(child, error) => state.delegation_crashed(&child, &error.to_string()),
+            SupervisionEvent::ActorTerminated(child, _, reason) => {
+                state.delegation_crashed(&child, reason.as_deref().unwrap_or("stopped"));
+            }
+            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
+        }
+        state.advance().await
+    }
+
+    async fn post_stop(&self, _: ActorRef<TaskRunMsg>, state: &mut TaskRunState) -> Result<(), ActorProcessingErr> {
+        state.shut_down().await;
+        Ok(())
+    }
+}
+
+impl TaskRunState {
+    fn id(&self) -> TaskId {
+        self.view.id
+    }
+
+    fn is_running(&self, step: StepNo, attempt: u32) -> bool {
+        self.running.get(&step).is_some_and(|running| running.attempt == attempt)
+    }
+
+    fn stop(&mut self) {
+        self.phase = Phase::Ending;
+        self.myself.stop(None);
+    }
+
+    /// Waits for a place to work and for the tools, outside of the handler.
+    fn prepare(&mut self) {
+        if self.preparing.is_some() {
+            return;
+        }
+        let (context, myself) = (Arc::clone(&self.context), self.myself.clone());
+        self.preparing = Some(AbortOnDropHandle::new(tokio::spawn(async move {
+            let toolbox = context.shared.toolbox(&context.agent).await;
+            let node = Arc::clone(&context.shared.permits);
+            // The semaphores are never closed.
+            let Some(permits) = Permits::acquire(context.permits.clone(), node).await else { return };
+            // A run that has stopped gives the permit back by dropping the message.
+            let _ = myself.cast(TaskRunMsg::Prepared { permits, toolbox });
+        })));
+    }
+
+    async fn prepared(&mut self, permits: Permits, toolbox: Toolbox) -> Result<(), ActorProcessingErr> {
+        self.preparing = None;
+        self.permits = Some(permits);
+        self.toolbox = toolbox;
+        match self.phase {
+            Phase::Preparing => {
+                self.begin();
+                Ok(())
+            }
+            Phase::Running => self.advance().await,
+            Phase::Beginning | Phase::Ending => Ok(()),
+        }
+    }
+
+    fn refresh(&mut self) -> bool {
+        let id = self.id();
+        match self.context.shared.cluster.local(|state| View::read(state, id)) {
+            Some(view) => {
+                self.view = view;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Commits the turn. Whether this run is the one that began it is seen from its span in the journal: a report of an
+    /// earlier run under the same lease may have taken its number.
+    fn begin(&mut self) {
+        let node = self.context.shared.cluster.node_id();
+        let known = self.refresh();
+        let Some(lease) = self.view.lease_under(node, self.epoch).filter(|_| known).cloned() else {
+            self.stop();
+            return;
+        };
+        self.begins += 1;
+        if self.begins == 1 {
+            self.lost = spans::lost(&self.view);
+        }
+        if self.turn.is_none() {
+            let waited = u64::try_from(self.received.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let span = spans::turn(&self.view, &self.model_name(), self.epoch.0, waited);
+            self.turn_context = span.context();
+            self.turn = Some(span);
+        }
+        self.phase = Phase::Beginning;
+        self.outbox = Outbox::new(self.id(), self.epoch, lease.reported);
+        self.outbox.push(OwnerWord::TurnStarted { span: self.turn_context });
+        self.pump();
+    }
+
+    fn model_name(&self) -> String {
+        self.context.model().map(|model| model.name.clone()).unwrap_or_default()
+    }
+
+    fn is_simulated(&self) -> bool {
+        self.context.model().is_some_and(|model| model.provider.info().simulated)
+    }
+
+    /// Sends the next report, if none is under way.
+    fn pump(&mut self) {
+        let Some(report) = self.outbox.next_report() else { return };
+        let shows_text_only = report.words.iter().all(|word| matches!(word, OwnerWord::Chunk { .. }));
+        let parent = (!shows_text_only).then_some(self.turn_context);
+        let proposing = propose(Arc::clone(&self.context), self.myself.clone(), report, parent);
+        self.proposing = Some(AbortOnDropHandle::new(tokio::spawn(proposing)));
+    }
+
+    async fn committed(&mut self, number: u64) -> Result<(), ActorProcessingErr> {
+        let Some(words) = self.outbox.committed(number) else { return Ok(()) };
+        let changes_journal = words.iter().any(|word| !matches!(word, OwnerWord::Chunk { .. }));
+        if changes_journal && !self.refresh() {
+            self.stop();
+            return Ok(());
+        }
+        for word in words {
+            match word {
+                OwnerWord::TurnStarted { span } => {
+                    if !self.begun(span)? {
+                        return Ok(());
+                    }
+                }
+                OwnerWord::StepStarted { step, .. } | OwnerWord::StepRestarted { step, .. } => {
+                    self.mine.insert(step);
+                }
+                OwnerWord::AskPerson { .. } | OwnerWord::Doubt { .. } | OwnerWord::Finished { .. } => {
+                    self.stop();
+                    return Ok(());
+                }
+                OwnerWord::PeerTask { .. } | OwnerWord::StepEnded { .. } | OwnerWord::Chunk { .. } => {}
+            }
+        }
+        self.advance().await
+    }
+
+    /// The turn is committed. False if it was not this run's report that took the number.
+    fn begun(&mut self, span: TraceContext) -> Result<bool, ActorProcessingErr> {
+        if self.view.turn.span != Some(span) {
+            if self.begins >= MAX_BEGINS {
+                return Err(format!("turn of task {} could not be begun {MAX_BEGINS} times", self.id()).into());
+            }
+            self.begin();
+            return Ok(false);
+        }
+        self.phase = Phase::Running;
+        std::mem::take(&mut self.lost).into_iter().for_each(towline_trace::report_lost);
+        self.watch_deadline();
+        Ok(true)
+    }
+
+    fn watch_deadline(&mut self) {
+        let Some(remaining) = self.view.remaining_ms() else { return };
+        let myself = self.myself.clone();
+        self.deadline = Some(AbortOnDropHandle::new(tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(remaining)).await;
+            // A run that has stopped has no deadline.
+            let _ = myself.cast(TaskRunMsg::DeadlinePassed);
+        })));
+    }
+
+    /// A report was refused. What the lease's loss explains ends the run, a bound of the task ends the task; anything else
+    /// is a bug, and a fresh run reads the journal again.
+    fn refused(&mut self, number: u64, rejection: Rejection) -> Result<(), ActorProcessingErr> {
+        let Some(words) = self.outbox.refused(number) else { return Ok(()) };
+        match rejection {
+            Rejection::StaleEpoch { .. } | Rejection::TaskEnded { .. } | Rejection::UnknownTask { .. } => {
+                tracing::info!(task = %self.id(), epoch = self.epoch.0, %rejection, "run ends");
+                self.stop();
+                Ok(())
+            }
+            Rejection::TooLarge { .. } if !matches!(words.as_slice(), [OwnerWord::Finished { .. }]) => {
+                self.phase = Phase::Running;
+                self.finish(TaskState::Failed, Some(format!("stopped: {rejection}")));
+                Ok(())
+            }
+            rejection => Err(format!("report {number} of task {} was refused: {rejection}", self.id()).into()),
+        }
+    }
+
+    /// Says the task's last word. Words that wait are dropped: nobody reads the journal of a task that has ended.
+    fn finish(&mut self, state: TaskState, reason: Option<String>) {
+        if self.phase == Phase::Ending {
+            return;
+        }
+        if let (Some(turn), TaskState::Failed) = (&mut self.turn, state) {
+            turn.fail("task_failed", reason.as_deref().unwrap_or("failed"));
+        }
+        if state == TaskState::Failed {
+            self.outbox.clear();
+        }
+        let message = reason.map(|reason| self.say(reason, Metadata::new()));
+        self.phase = Phase::Ending;
+        self.outbox.push(OwnerWord::Finished { state, message });
+        self.pump();
+    }
+
+    /// A message of the agent to its client.
+    fn say(&self, text: String, metadata: Metadata) -> Message {
+        let id = format!("{}/said/{}", self.id(), self.view.history.len());
+        Message {
+            message_id: id.try_into().expect("a task id and a number are printable and short"),
+            context_id: Some(self.view.context.clone()),
+            task_id: Some(self.id()),
+            role: Role::Agent,
+            parts: vec![Part::text(text)],
+            metadata,
+            extensions: Vec::new(),
+            reference_task_ids: Vec::new(),
+        }
+    }
+
+    /// Goes on until there is something to wait for.
+    async fn advance(&mut self) -> Result<(), ActorProcessingErr> {
+        loop {
+            self.pump();
+            if self.phase != Phase::Running || !self.outbox.is_idle() {
+                return Ok(());
+            }
+            if let Some(reason) = self.give_up.take() {
+                self.finish(TaskState::Failed, Some(reason));
+                return Ok(());
+            }
+            let next = self.decide();
+            if self.permits.is_none() && self.needs_permit(&next) {
+                self.prepare();
+                return Ok(());
+            }
+            if next == Next::Wait {
+                self.give_permit_back();
+                return Ok(());
+            }
+            self.follow(next).await?;
+        }
+    }
+
+    fn decide(&self) -> Next {
+        let running = self.running.keys().filter(|step| !self.asking.contains_key(step)).copied().collect();
+        decision::decide(&Situation {
+            journal: &self.view.journal,
+            mine: &self.mine,
+            running: &running,
+            asking: &self.asking,
+            doubtful: &self.doubtful.keys().copied().collect(),
+            max_model_calls: self.context.agent.max_steps,
+        })
+    }
+
+    fn needs_permit(&self, next: &Next) -> bool {
+        match next {
+            Next::Think => true,
+            Next::Call(calls) => calls.iter().any(|call| call.name != prompt::DELEGATE),
+            Next::Perform(steps) => steps
+                .iter()
+                .filter_map(|step| self.view.step(*step))
+                .any(|step| matches!(step.intent, Intent::Model { .. } | Intent::Tool { .. })),
+            Next::TakeUp { .. }
+            | Next::Wait
+            | Next::Doubt(_)
+            | Next::Ask(_)
+            | Next::AskAgain(..)
+            | Next::AskForPeer(..)
+            | Next::Complete
+            | Next::Fail(_) => false,
+        }
+    }
+
+    /// A run that waits for nothing but peers leaves its place to others: its own children, perhaps.
+    fn give_permit_back(&mut self) {
+        let works = self.running.values().any(|running| matches!(running.work, Work::Call { .. }));
+        if !works {
+            self.permits = None;
+        }
+    }
+
+    async fn follow(&mut self, next: Next) -> Result<(), ActorProcessingErr> {
+        match next {
+            Next::TakeUp { restart, fail } => self.take_up(&restart, &fail),
+            Next::Perform(steps) => return self.perform(&steps).await,
+            Next::Call(calls) => self.call(&calls),
+            Next::Think => {
+                let model = self.model_name();
+                self.start_step(self.next_step(0), Intent::Model { model });
+            }
+            Next::Doubt(steps) => self.ask_about(steps),
+            Next::Ask(call) => self.ask(&call),
+            Next::AskAgain(step, question) => self.ask_person(step, question, Metadata::new()),
+            Next::AskForPeer(step, question) => self.ask_for_peer(step, question),
+            Next::Complete => self.finish(TaskState::Completed, None),
+            Next::Fail(reason) => self.finish(TaskState::Failed, Some(reason)),
+            Next::Wait => {}
+        }
+        Ok(())
+    }
+
+    fn next_step(&self, ahead: usize) -> StepNo {
+        StepNo(u32::try_from(self.view.journal.len() + ahead).unwrap_or(u32::MAX))
+    }
+
+    fn start_step(&mut self, step: StepNo, intent: Intent) {
+        let span = self.open_span(step, &intent, 1);
+        self.outbox.push(OwnerWord::StepStarted { step, intent, span });
+    }
+
+    fn open_span(&mut self, step: StepNo, intent: &Intent, attempt: u32) -> TraceContext {
+        let span = spans::step(&self.view, intent, step.0, attempt, &self.turn_context, self.is_simulated());
+        let context = span.context();
+        self.step_spans.insert(step, span);
+        context
+    }
+
+    fn take_up(&mut self, restart: &[StepNo], fail: &[StepNo]) {
+        for no in restart {
+            let Some(step) = self.view.step(*no).cloned() else { continue };
+            if step.doubt == Some(Doubt::Retry) {
+                self.may_repeat.insert(*no);
+            }
+            let span = self.open_span(*no, &step.intent, step.attempt + 1);
+            self.outbox.push(OwnerWord::StepRestarted { step: *no, span });
+        }
+        for no in fail {
+            let outcome = Outcome::Failed {
+                error_type: names::error::NODE_LOST.to_owned(),
+                message: "the node that ran it was lost, and it must not run twice: it may have happened".to_owned(),
+            };
+            self.outbox.push(OwnerWord::StepEnded { step: *no, outcome });
+        }
+    }
+
+    fn call(&mut self, calls: &[ToolCall]) {
+        for (ahead, call) in calls.iter().enumerate() {
+            let step = self.next_step(ahead);
+            match self.toolbox.plan(call, self.id(), step) {
+                Planned::Do(intent) => self.start_step(step, intent),
+                Planned::Refuse(intent, outcome) => self.refuse(step, intent, outcome),
+            }
+        }
+    }
+
+    fn refuse(&mut self, step: StepNo, intent: Intent, outcome: Outcome) {
+        self.start_step(step, intent);
+        self.end_step(step, outcome);
+    }
+
+    /// Queues the outcome of a step and ends its span.
+    fn end_step(&mut self, step: StepNo, outcome: Outcome) {
+        if let Some(mut span) = self.step_spans.remove(&step) {
+            match &outcome {
+                Outcome::Failed { error_type, message } => span.fail(error_type, message),
+                Outcome::Returned { is_error: true, .. } => {
+                    span.fail(names::error::TOOL_ERROR, "the call returned an error")
+                }
+                Outcome::Returned { is_error: false, .. } | Outcome::Answered(_) => {}
+            }
+            span.end();
+        }
+        self.running.remove(&step);
+        self.asking.remove(&step);
+        self.outbox.push(OwnerWord::StepEnded { step, outcome });
+    }
+
+    fn ask(&mut self, call: &ToolCall) {
+        let step = self.next_step(0);
+        match self.toolbox.plan(call, self.id(), step) {
+            Planned::Do(intent) => {
+                let question = match &intent {
+                    Intent::Ask { question, .. } => question.clone(),
+                    Intent::Model { .. } | Intent::Tool { .. } | Intent::Delegate { .. } | Intent::Refused { .. } => {
+                        String::new()
+                    }
+                };
+                self.start_step(step, intent);
+                self.ask_person(step, question, Metadata::new());
+            }
+            Planned::Refuse(intent, outcome) => self.refuse(step, intent, outcome),
+        }
+    }
+
+    fn ask_person(&mut self, step: StepNo, question: String, metadata: Metadata) {
+        let message = self.say(question, metadata);
+        self.phase = Phase::Ending;
+        self.outbox.push(OwnerWord::AskPerson { step, message });
+        self.pump();
+    }
+
+    fn ask_for_peer(&mut self, step: StepNo, question: String) {
+        let target = match self.view.step(step).map(|step| &step.intent) {
+            Some(Intent::Delegate { target, .. }) => target.clone(),
+            Some(Intent::Model { .. } | Intent::Tool { .. } | Intent::Ask { .. } | Intent::Refused { .. }) | None => {
+                String::new()
+            }
+        };
+        let metadata = Metadata::from([("dev.towline/askedBy".to_owned(), target.into())]);
+        self.ask_person(step, question, metadata);
+    }
+
+    fn ask_about(&mut self, steps: Vec<StepNo>) {
+        let described: Vec<String> =
+            steps.iter().filter_map(|no| self.view.step(*no)).map(|step| self.describe(step)).collect();
+        let first = steps.first().copied().unwrap_or(StepNo(0));
+        let text = format!(
+            "It is not known whether this happened:\n{}\nAnswer \"retry\" to run step {first} again, \"done RESULT\" if it \
+             happened, or \"failed REASON\".",
+            described.join("\n")
+        );
+        let message = self.say(text, Metadata::new());
+        self.phase = Phase::Ending;
+        self.outbox.push(OwnerWord::Doubt { steps, message });
+        self.pump();
+    }
+
+    fn describe(&self, step: &Step) -> String {
+        let what = match &step.intent {
+            Intent::Tool { server, tool, arguments, .. } => {
+                format!("call of {server}.{tool} with {}", shortened(&arguments.to_string()))
+            }
+            Intent::Delegate { target, message, .. } => {
+                format!("delegation to {target}: {}", shortened(&message.text()))
+            }
+            Intent::Model { model } => format!("call of model {model}"),
+            Intent::Ask { question, .. } => format!("question {}", shortened(question)),
+            Intent::Refused { name, .. } => format!("refusal of {name}"),
+        };
+        let why = self.doubtful.get(&step.no).map_or("the node that ran it was lost", String::as_str);
+        format!("- step {}: {what} ({why})", step.no)
+    }
+
+    async fn perform(&mut self, steps: &[StepNo]) -> Result<(), ActorProcessingErr> {
+        for no in steps {
+            // The last look before the effect leaves this node.
+            if !self.context.shared.cluster.may_act() {
+                self.stop();
+                return Ok(());
+            }
+            let Some(step) = self.view.step(*no).cloned() else { continue };
+            let work = match &step.intent {
+                Intent::Model { .. } => self.think(&step),
+                Intent::Tool { server, tool, arguments, .. } => self.call_tool(&step, server, tool, arguments),
+                Intent::Delegate { .. } => self.delegate(&step).await?,
+                Intent::Ask { .. } | Intent::Refused { .. } => continue,
+            };
+            self.running.insert(*no, Running { attempt: step.attempt, work });
+        }
+        Ok(())
+    }
+
+    fn think(&self, step: &Step) -> Work {
+        let (context, myself) = (Arc::clone(&self.context), self.myself.clone());
+        let (no, attempt) = (step.no, step.attempt);
+        let request = ModelRequest {
+            model: self.model_name(),
+            system: prompt::system(&context.agent),
+            messages: self
+                .view
+                .history
+                .first()
+                .map_or_else(Vec::new, |request| prompt::conversation(request, &self.view.journal)),
+            tools: Vec::new(),
+            seed: format!("{}/{}", self.id(), self.view.turn.number),
+            agent: context.agent.name.to_string(),
+            trace: Some(step.span),
+        };
+        let cancel = CancellationToken::new();
+        let canceled = cancel.clone();
+        let task = tokio::spawn(async move {
+            tokio::select! {
+                () = canceled.cancelled() => {}
+                () = ask_model(context, myself, no, attempt, request) => {}
+            }
+        });
+        Work::Call { cancel, task: AbortOnDropHandle::new(task) }
+    }
+
+    fn call_tool(&mut self, step: &Step, server: &str, tool: &str, arguments: &serde_json::Value) -> Work {
+        let myself = self.myself.clone();
+        let (no, attempt) = (step.no, step.attempt);
+        let request = CallRequest {
+            tool: tool.to_owned(),
+            arguments: arguments.clone(),
+            task: self.id(),
+            step: no,
+            attempt,
+            idempotency_key: step_key(self.id(), no),
+            trace: step.span,
+            timeout: None,
+        };
+        let handle = self.context.shared.server(server);
+        if let (Some(handle), Some(span)) = (&handle, self.step_spans.get_mut(&no)) {
+            handle.span_attributes().into_iter().for_each(|pair| set(span, pair));
+        }
+        let server = server.to_owned();
+        let cancel = CancellationToken::new();
+        let canceled = cancel.clone();
+        let task = tokio::spawn(async move {
+            let result = match handle {
+                Some(handle) => handle.call(request, canceled).await,
+                None => Err(CallError {
+                    error_type: "server_unavailable".into(),
+                    message: format!("call {server}.{}: the server is not configured on this node", request.tool),
+                }),
+            };
+            // A run that has stopped wants no result.
+            let _ = myself.cast(TaskRunMsg::ToolReturned { step: no, attempt, result });
+        });
+        Work::Call { cancel, task: AbortOnDropHandle::new(task) }
+    }
+
+    async fn delegate(&self, step: &Step) -> Result<Work, ActorProcessingErr> {
+        let Some(job) = self.job(step) else { return Ok(Work::Resting) };
+        let arguments = DelegationArguments { job, shared: Arc::clone(&self.context.shared), run: self.myself.clone() };
+        let (actor, _) = Actor::spawn_linked(None, DelegationActor, arguments, self.myself.get_cell()).await?;
+        Ok(Work::Delegation(actor))
+    }
+
+    fn job(&self, step: &Step) -> Option<Job> {
+        let Intent::Delegate { target, own_mesh, message, peer_task, .. } = &step.intent else { return None };
+        let answer = match &step.asked {
+            Some(Asked::Answered(id)) => self.view.message(id).cloned(),
+            Some(Asked::Waiting) | None => None,
+        };
+        Some(Job {
+            task: self.id(),
+            step: step.no,
+            attempt: step.attempt,
+            target: target.clone(),
+            own_mesh: *own_mesh,
+            message: message.as_ref().clone(),
+            peer_task: peer_task.clone(),
+            answer,
+            may_repeat: self.may_repeat.contains(&step.no),
+            headers: self.headers(step.no),
+            trace: step.span,
+        })
+    }
+
+    fn headers(&self, step: StepNo) -> Vec<(&'static str, String)> {
+        let principal =
+            Principal::Agent { name: self.view.agent.clone(), on_behalf_of: Box::new(self.view.owner.clone()) };
+        let mut headers = vec![
+            ("towline-parent-task", self.id().to_string()),
+            ("towline-parent-step", step.to_string()),
+            ("towline-hop", (self.view.hop + 1).to_string()),
+        ];
+        headers.extend(serde_json::to_string(&principal).ok().map(|text| ("towline-on-behalf-of", text)));
+        headers.extend(self.view.remaining_ms().map(|ms| ("towline-deadline-ms", ms.to_string())));
+        headers
+    }
+
+    fn progress(&mut self, step: StepNo, attempt: u32, progress: Progress) {
+        match progress {
+            Progress::Text(piece) => self.show(step, attempt, piece),
+            Progress::AskedAgain { attempt, error } => {
+                if let Some(span) = &mut self.turn {
+                    span.event(
+                        names::event::MODEL_RETRY,
+                        vec![
+                            KeyValue::new(names::MODEL_ATTEMPT, i64::from(attempt)),
+                            KeyValue::new(names::ERROR_TYPE, error.error_type.to_string()),
+                        ],
+                    );
+                }
+            }
+        }
+        self.pump();
+    }
+
+    fn show(&mut self, step: StepNo, attempt: u32, piece: Piece) {
+        let mut metadata = Metadata::from([("dev.towline/attempt".to_owned(), attempt.into())]);
+        if self.is_simulated() {
+            metadata.insert("simulated".to_owned(), true.into());
+        }
+        self.outbox.push(OwnerWord::Chunk {
+            artifact_id: format!("step-{step}"),
+            name: Some(ANSWER.to_owned()),
+            parts: vec![Part::text(piece.text)],
+            append: piece.append,
+            last_chunk: piece.last,
+            metadata,
+        });
+    }
+
+    fn thought(&mut self, step: StepNo, answer: Result<ModelAnswer, ModelError>) {
+        let outcome = match answer {
+            Ok(mut answer) => {
+                answer.calls = with_distinct_ids(answer.calls, step);
+                if let Some(span) = self.step_spans.get_mut(&step) {
+                    span.set(names::GEN_AI_USAGE_INPUT_TOKENS, spans::number(answer.usage.input));
+                    span.set(names::GEN_AI_USAGE_OUTPUT_TOKENS, spans::number(answer.usage.output));
+                }
+                Outcome::Answered(answer)
+            }
+            Err(error) => Outcome::Failed { error_type: error.error_type.into_owned(), message: error.message },
+        };
+        self.end_step(step, outcome);
+    }
+
+    fn tool_returned(&mut self, step: StepNo, result: Result<ToolResult, CallError>) {
+        let outcome = match result {
+            Ok(result) => Outcome::Returned { content: result.text, is_error: result.is_error },
+            Err(error) => Outcome::Failed { error_type: error.error_type.into_owned(), message: error.message },
+        };
+        self.end_step(step, outcome);
+    }
+
+    fn news(&mut self, step: StepNo, news: News) {
+        match news {
+            News::PeerTask { task, node } => {
+                if let (Some(span), Some(node)) = (self.step_spans.get_mut(&step), node) {
+                    span.set(names::DELEGATION_NODE, spans::number(node.0));
+                }
+                let known = self.view.step(step).is_some_and(|step| peer_task(step) == Some(&task));
+                if !known {
+                    self.outbox.push(OwnerWord::PeerTask { step, peer_task: task });
+                }
+            }
+            News::Asks(question) => {
+                self.asking.insert(step, question);
+            }
+            News::GoesOn => {
+                self.asking.remove(&step);
+            }
+            News::Ended(outcome) => {
+                self.let_go(step);
+                self.end_step(step, outcome);
+            }
+            News::InDoubt(why) => {
+                self.let_go(step);
+                self.doubtful.insert(step, why);
+            }
+        }
+    }
+
+    /// Stops the delegation of a step, which is then no crash.
+    fn let_go(&mut self, step: StepNo) {
+        if let Some(Running { work: Work::Delegation(actor), .. }) = self.running.remove(&step) {
+            actor.stop(None);
+        }
+    }
+
+    fn delegation_crashed(&mut self, child: &ActorCell, reason: &str) {
+        let crashed = self
+            .running
+            .iter_mut()
+            .find(|(_, running)| matches!(&running.work, Work::Delegation(actor) if actor.get_id() == child.get_id()));
+        let Some((&step, running)) = crashed else { return };
+        self.delegation_crashes += 1;
+        tracing::warn!(task = %self.view.id, step = step.0, reason, crashes = self.delegation_crashes, "delegation crashed");
+        if self.delegation_crashes > MAX_DELEGATION_RESTARTS {
+            let message = format!("the delegation crashed {} times: {reason}", self.delegation_crashes);
+            self.end_step(step, Outcome::Failed { error_type: "crashed".to_owned(), message });
+            return;
+        }
+        running.work = Work::Resting;
+        self.myself.send_after(DELEGATION_RESTART_WAIT * self.delegation_crashes, move || TaskRunMsg::Rested { step });
+    }
+
+    /// Ends what is under way. Peers outside of this mesh hear of it when the task itself has ended.
+    async fn shut_down(&mut self) {
+        self.preparing = None;
+        self.proposing = None;
+        self.deadline = None;
+        let ended = !self.refresh() || self.view.state.is_terminal();
+        let mut ends = Vec::new();
+        for (_, running) in std::mem::take(&mut self.running) {
+            match running.work {
+                Work::Call { cancel, task } => {
+                    cancel.cancel();
+                    ends.push(Ending::Call(task));
+                }
+                Work::Delegation(actor) => {
+                    if !ended || actor.cast(DelegationMsg::Cancel).is_err() {
+                        actor.stop(None);
+                    }
+                    ends.push(Ending::Delegation(actor));
+                }
+                Work::Resting => {}
+            }
+        }
+        let all = futures::future::join_all(ends.into_iter().map(Ending::wait));
+        if tokio::time::timeout(STOP_TIMEOUT, all).await.is_err() {
+            tracing::warn!(task = %self.id(), "work of a stopped run did not end in time and was aborted");
+        }
+        self.end_spans();
+    }
+
+    fn end_spans(&mut self) {
+        for (_, mut span) in std::mem::take(&mut self.step_spans) {
+            if self.view.state == TaskState::Canceled {
+                span.fail(names::error::CANCELED, "the task was canceled");
+            }
+            span.end();
+        }
+        let Some(mut turn) = self.turn.take() else { return };
+        turn.set(names::A2A_TASK_STATE, format!("{:?}", self.view.state));
+        if self.view.state == TaskState::Canceled {
+            turn.fail(names::error::CANCELED, "the task was canceled");
+        }
+        turn.end();
+    }
+}
+
+/// Something that a stopping run waits for.
+enum Ending {
+    Call(AbortOnDropHandle<()>),
+    Delegation(ActorRef<DelegationMsg>),
+}
+
+impl Ending {
+    async fn wait(self) {
+        match self {
+            // How a canceled call ended is of no interest any more.
+            Ending::Call(task) => drop(task.await),
+            Ending::Delegation(actor) => drop(actor.wait(None).await),
+        }
+    }
+}
+
+/// Proposes a report until its fate is known: the same number each time, so that it is applied once.
+async fn propose(
+    context: Arc<AgentContext>,
+    run: ActorRef<TaskRunMsg>,
+    report: OwnerReport,
+    parent: Option<TraceContext>,
+) {
+    let cluster = &context.shared.cluster;
+    let (task, number) = (report.task, report.number);
+    let proposal = Proposal { by: Principal::Node(cluster.node_id()), command: Command::Report(report) };
+    let mut wait = FIRST_REPORT_WAIT;
+    let message = loop {
+        match cluster.propose(proposal.clone(), parent.as_ref()).await {
+            Ok(_) => break TaskRunMsg::Committed { number },
+            Err(ProposeError::Rejected(rejection)) => break TaskRunMsg::Refused { number, rejection },
+            Err(error @ (ProposeError::Unavailable { .. } | ProposeError::Unknown { .. })) => {
+                tracing::info!(%task, number, %error, "report is proposed again");
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(LONGEST_REPORT_WAIT);
+            }
+        }
+    };
+    // A run that has stopped does not go on.
+    let _ = run.cast(message);
+}
+
+async fn ask_model(
+    context: Arc<AgentContext>,
+    run: ActorRef<TaskRunMsg>,
+    step: StepNo,
+    attempt: u32,
+    mut request: ModelRequest,
+) {
+    let toolbox = context.shared.toolbox(&context.agent).await;
+    request.tools = prompt::schemas(&toolbox);
+    let answer = match context.model() {
+        Some(model) => {
+            let tell = |progress| {
+                // A run that has stopped shows nothing.
+                let _ = run.cast(TaskRunMsg::Progress { step, attempt, progress });
+            };
+            thinking::think(model.provider.as_ref(), request, tell).await
+        }
+        None => Err(ModelError::permanent("unknown_model", format!("model {} is not set up", context.agent.model))),
+    };
+    // A run that has stopped wants no answer.
+    let _ = run.cast(TaskRunMsg::Thought { step, attempt, answer, toolbox });
+}
+
+fn set(span: &mut Span, pair: KeyValue) {
+    let KeyValue { key, value, .. } = pair;
+    // The keys of a connection's attributes are the constants of `names`.
+    for name in [
+        names::MCP_SERVER,
+        names::PEER_SERVICE,
+        names::NETWORK_TRANSPORT,
+        names::MCP_PROTOCOL_VERSION,
+        names::MCP_SESSION_ID,
+    ] {
+        if key.as_str() == name {
+            span.set(name, value.clone());
+        }
+    }
+}
+
+fn peer_task(step: &Step) -> Option<&String> {
+    match &step.intent {
+        Intent::Delegate { peer_task, .. } => peer_task.as_ref(),
+        Intent::Model { .. } | Intent::Tool { .. } | Intent::Ask { .. } | Intent::Refused { .. } => None,
+    }
+}
+
+fn shortened(text: &str) -> String {
+    if text.chars().count() <= MAX_SHOWN_ARGUMENTS {
+        return text.to_owned();
+    }
+    let start: String = text.chars().take(MAX_SHOWN_ARGUMENTS).collect();
+    format!("{start}…")
+}

@@ -1,0 +1,204 @@
+//! What an agent may call at this moment, and what a call of its model becomes: an intent, or a refusal that says why.
+
+use std::collections::BTreeMap;
+use towline_core::{
+    AgentName, ContextId, Intent, Message, MessageId, Metadata, OnAdoption, Outcome, Part, Role, StepNo, TaskId,
+    ToolCall,
+};
+
+use crate::{
+    mcp_connection::ToolInfo,
+    prompt::{ASK_HUMAN, DELEGATE},
+};
+
+/// Everything on offer to one agent.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Toolbox {
+    /// Tools of MCP servers by their qualified name.
+    pub tools: BTreeMap<String, ToolInfo>,
+    /// Whom it may delegate to, by name.
+    pub delegates: BTreeMap<String, Delegate>,
+    /// Whether it may ask a person.
+    pub ask_human: bool,
+}
+
+/// Someone to delegate to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Delegate {
+    /// What it is good at.
+    pub description: String,
+    /// Whether it is an agent of this mesh; otherwise a configured peer.
+    pub own_mesh: bool,
+    /// What an adopter does when the peer's task cannot be found.
+    pub on_adoption: OnAdoption,
+}
+
+/// What a model's call becomes.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Planned {
+    /// This is committed, then done.
+    Do(Intent),
+    /// This is committed together with its outcome.
+    Refuse(Intent, Outcome),
+}
+
+impl Toolbox {
+    /// Turns a call into the intent of step `step`.
+    pub(crate) fn plan(&self, call: &ToolCall, task: TaskId, step: StepNo) -> Planned {
+        match self.intent(call, task, step) {
+            Ok(intent) => Planned::Do(intent),
+            Err((error_type, message)) => Planned::Refuse(
+                Intent::Refused { call_id: call.id.clone(), name: call.name.clone() },
+                Outcome::Failed { error_type: error_type.to_owned(), message },
+            ),
+        }
+    }
+
+    fn intent(&self, call: &ToolCall, task: TaskId, step: StepNo) -> Result<Intent, (&'static str, String)> {
+        let is_known = match call.name.as_str() {
+            DELEGATE => !self.delegates.is_empty(),
+            ASK_HUMAN => self.ask_human,
+            name => self.tools.contains_key(name),
+        };
+        if !is_known {
+            return Err(("unknown_tool", format!("there is no tool {:?}; tools: {}", call.name, self.names())));
+        }
+        let arguments = arguments(call)?;
+        match call.name.as_str() {
+            DELEGATE => self.delegation(call, &arguments, task, step),
+            ASK_HUMAN => {
+                let question = text_argument(&arguments, "question")?;
+                Ok(Intent::Ask { call_id: call.id.clone(), question })
+            }
+            name => {
+                let tool = self.tools.get(name).expect("the name was found above");
+                Ok(Intent::Tool {
+                    call_id: call.id.clone(),
+                    server: tool.server.clone(),
+                    tool: tool.tool.clone(),
+                    arguments,
+                    on_adoption: tool.on_adoption,
+                })
+            }
+        }
+    }
+
+    fn delegation(
+        &self,
+        call: &ToolCall,
+        arguments: &serde_json::Value,
+        task: TaskId,
+        step: StepNo,
+    ) -> Result<Intent, (&'static str, String)> {
+        let target = text_argument(arguments, "agent")?;
+        let text = text_argument(arguments, "message")?;
+        let Some(delegate) = self.delegates.get(&target) else {
+            let known: Vec<&str> = self.delegates.keys().map(String::as_str).collect();
+            return Err(("unknown_agent", format!("there is no agent {target:?}; agents: {}", known.join(", "))));
+        };
+        Ok(Intent::Delegate {
+            call_id: call.id.clone(),
+            target,
+            own_mesh: delegate.own_mesh,
+            message: Box::new(delegation_message(task, step, text)),
+            peer_task: None,
+            on_adoption: delegate.on_adoption,
+        })
+    }
+
+    fn names(&self) -> String {
+        let mut names: Vec<&str> = self.tools.keys().map(String::as_str).collect();
+        names.extend((!self.delegates.is_empty()).then_some(DELEGATE));
+        names.extend(self.ask_human.then_some(ASK_HUMAN));
+        if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+    }
+}
+
+/// The key of a step's effect, the same on every attempt.
+pub(crate) fn step_key(task: TaskId, step: StepNo) -> String {
+    format!("{task}/{step}")
+}
+
+fn delegation_message(task: TaskId, step: StepNo, text: String) -> Message {
+    let key = step_key(task, step);
+    Message {
+        message_id: MessageId::try_from(key.clone()).expect("a task id and a number are printable and short"),
+        context_id: Some(ContextId::try_from(key).expect("a task id and a number are printable and short")),
+        task_id: None,
+        role: Role::User,
+        parts: vec![Part::text(text)],
+        metadata: Metadata::new(),
+        extensions: Vec::new(),
+        reference_task_ids: vec![task.to_string()],
+    }
+}
+
+/// The name as an agent of this mesh, if it can be one.
+pub(crate) fn agent_name(name: &str) -> Option<AgentName> {
+    name.parse().ok()
+}
+
+fn arguments(call: &ToolCall) -> Result<serde_json::Value, (&'static str, String)> {
+    match &call.arguments {
+        serde_json::Value::Null => Ok(serde_json::json!({})),
+        serde_json::Value::Object(_) => Ok(call.arguments.clone()),
+        serde_json::Value::String(text) => Err(malformed(format!("the arguments are not valid JSON: {text:.200}"))),
+        other @ (serde_json::Value::Bool(_) | serde_json::Value::Number(_) | serde_json::Value::Array(_)) => {
+            Err(malformed(format!("the arguments must be a JSON object, not {other:.200}")))
+        }
+    }
+}
+
+fn text_argument(arguments: &serde_json::Value, name: &str) -> Result<String, (&'static str, String)> {
+    match arguments.get(name).and_then(serde_json::Value::as_str) {
+        Some(text) if !text.trim().is_empty() => Ok(text.to_owned()),
+        _ => Err(malformed(format!("argument {name:?} is missing, empty or not a string"))),
+    }
+}
+
+fn malformed(message: String) -> (&'static str, String) {
+    ("malformed_arguments", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn toolbox() -> Toolbox {
+        let reader = Delegate { description: "reads".into(), own_mesh: true, on_adoption: OnAdoption::Retry };
+        Toolbox { tools: BTreeMap::new(), delegates: BTreeMap::from([("reader".to_owned(), reader)]), ask_human: false }
+    }
+
+    fn plan(name: &str, arguments: serde_json::Value) -> Planned {
+        let call = ToolCall { id: "c1".into(), name: name.into(), arguments };
+        toolbox().plan(&call, TaskId::from_uuid(uuid::Uuid::max()), StepNo(3))
+    }
+
+    fn refusal(planned: Planned) -> String {
+        let Planned::Refuse(_, Outcome::Failed { error_type, message }) = planned else { panic!("{planned:?}") };
+        format!("{error_type}: {message}")
+    }
+
+    #[test]
+    fn a_delegation_carries_the_key_of_its_step() {
+        let Planned::Do(Intent::Delegate { message, target, own_mesh: true, .. }) =
+            plan("delegate", json!({"agent": "reader", "message": "read a.md"}))
+        else {
+            panic!("not a delegation")
+        };
+        assert_eq!(target, "reader");
+        assert_eq!(message.message_id.as_str(), "ffffffff-ffff-ffff-ffff-ffffffffffff/3");
+        assert_eq!(message.context_id.unwrap().as_str(), "ffffffff-ffff-ffff-ffff-ffffffffffff/3");
+        assert_eq!(message.reference_task_ids, ["ffffffff-ffff-ffff-ffff-ffffffffffff"]);
+    }
+
+    #[test]
+    fn what_cannot_be_called_is_refused_with_a_reason() {
+        assert_eq!(refusal(plan("fs.rm", json!({}))), "unknown_tool: there is no tool \"fs.rm\"; tools: delegate");
+        assert!(refusal(plan("ask_human", json!({"question": "?"}))).starts_with("unknown_tool"));
+        assert!(refusal(plan("delegate", json!({"agent": "x", "message": "y"}))).starts_with("unknown_agent"));
+        assert!(refusal(plan("delegate", json!("{\"agent\": "))).starts_with("malformed_arguments"));
+        assert!(refusal(plan("delegate", json!({"agent": "reader"}))).starts_with("malformed_arguments"));
+    }
+}
