@@ -1,0 +1,419 @@
+//! What a request asks, and how it is answered.
+//!
+//! [`decide`] is pure: it turns a request into a [`Decision`], in which the moment of the reply is data. [`perform`] does
+//! what was decided, through the cluster.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::Value;
+use towline_a2a::{
+    WireError,
+    convert::{self, Answer, ListRequest, SendRequest, TaskView},
+};
+use towline_cluster::{ClusterHandle, ProposeError, Unavailable};
+use towline_core::{
+    AgentName, Command, ContextId, NodeId, Principal, Proposal, Reply, State, Submission, Task, TaskId, TraceContext,
+};
+use towline_trace::{Kind, Span, names};
+
+use super::{
+    A2aSettings,
+    envelope::Call,
+    principal::Caller,
+    stream::{AtInput, TaskStream, may_subscribe},
+};
+
+/// How long `SendMessage` waits for the end of a task. Then it answers with the task as it stands: proxies and clients
+/// give up on calls that take longer, and would not learn the task's id.
+const MAX_WAIT: Duration = Duration::from_secs(300);
+
+/// A request, who asks, and where.
+pub(super) struct Asked<'a> {
+    /// The agent in the path; none is the front door.
+    pub agent: Option<&'a str>,
+    /// Who asks.
+    pub caller: Caller,
+    /// The request.
+    pub call: Call,
+    /// The `Last-Event-ID` header.
+    pub last_event_id: Option<u64>,
+    /// The span of the HTTP request.
+    pub http: TraceContext,
+}
+
+/// The answer to a request.
+pub(super) enum Outcome {
+    /// One result.
+    Answer(Value),
+    /// A stream of events.
+    Stream(Box<TaskStream>),
+}
+
+/// What is to be done with a request.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Decision {
+    /// Have a command committed, then answer.
+    Propose {
+        /// The command.
+        command: Command,
+        /// When to answer, and with what.
+        reply_on: ReplyOn,
+    },
+    /// Answer from what is committed.
+    Reply(Query),
+}
+
+/// When a proposal is answered.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum ReplyOn {
+    /// At once, with the bare task: `CancelTask`.
+    Applied,
+    /// At once, with the task as `SendMessage` shows it.
+    Accepted(TaskView),
+    /// When the task has ended or waits for its client.
+    Settled(TaskView),
+    /// With a stream of the events behind this index; none: with the task as it stands, and what follows.
+    Stream {
+        /// The last event that the client knows.
+        after: Option<u64>,
+    },
+}
+
+/// What is read.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Query {
+    /// `GetTask`.
+    Task(TaskId, TaskView),
+    /// `ListTasks`.
+    List(ListRequest),
+    /// `SubscribeToTask`.
+    Subscribe {
+        /// The task.
+        task: TaskId,
+        /// The last event that the client knows.
+        after: Option<u64>,
+    },
+}
+
+/// What a decision needs that is not in the request: ids, and the place in the trace.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Fresh {
+    /// Id of the task, if one is made.
+    pub task: TaskId,
+    /// Its context, if the client names none.
+    pub context: ContextId,
+    /// This node.
+    pub node: NodeId,
+    /// The span of the method.
+    pub trace: TraceContext,
+}
+
+/// Answers a request under a span of its own.
+pub(super) async fn handle(
+    settings: &Arc<A2aSettings>,
+    asked: Asked<'_>,
+    metadata_trace: Option<TraceContext>,
+) -> Result<Outcome, WireError> {
+    let method = Method::named(&asked.call.method)?;
+    let agent = match asked.agent {
+        None => settings.front_door.clone(),
+        Some(name) => name.parse().map_err(|error| convert::Field::new("agent", format!("{error}")))?,
+    };
+    let mut span = method_span(&asked, method);
+    if let Some(other) = metadata_trace {
+        span.link(other, names::link::METADATA);
+    }
+    let fresh = Fresh {
+        task: TaskId::from_uuid(uuid::Uuid::now_v7()),
+        context: fresh_context()?,
+        node: settings.cluster.node_id(),
+        trace: span.context(),
+    };
+    let answered = match decide(method, &asked, agent, fresh) {
+        Ok(decision) => perform(settings, &asked, decision, &mut span).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = &answered {
+        span.fail(error.reason, &error.message);
+    }
+    answered
+}
+
+/// The methods of A2A 1.0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Method {
+    SendMessage,
+    SendStreamingMessage,
+    GetTask,
+    ListTasks,
+    CancelTask,
+    SubscribeToTask,
+    PushConfig,
+    GetExtendedAgentCard,
+}
+
+impl Method {
+    pub(super) fn named(name: &str) -> Result<Self, WireError> {
+        use a2a::methods;
+        Ok(match name {
+            methods::SEND_MESSAGE => Method::SendMessage,
+            methods::SEND_STREAMING_MESSAGE => Method::SendStreamingMessage,
+            methods::GET_TASK => Method::GetTask,
+            methods::LIST_TASKS => Method::ListTasks,
+            methods::CANCEL_TASK => Method::CancelTask,
+            methods::SUBSCRIBE_TO_TASK => Method::SubscribeToTask,
+            methods::CREATE_PUSH_CONFIG
+            | methods::GET_PUSH_CONFIG
+            | methods::LIST_PUSH_CONFIGS
+            | methods::DELETE_PUSH_CONFIG => Method::PushConfig,
+            methods::GET_EXTENDED_AGENT_CARD => Method::GetExtendedAgentCard,
+            unknown => return Err(WireError::unknown_method(unknown)),
+        })
+    }
+}
+
+/// Turns a request into a decision. Pure: the same request and the same ids make the same decision.
+pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh: Fresh) -> Result<Decision, WireError> {
+    let params = asked.call.params.clone();
+    match method {
+        Method::SendMessage => {
+            let request = convert::send_request(params)?;
+            let view = TaskView { history: request.history_length, artifacts: true };
+            let reply_on = if request.return_immediately { ReplyOn::Accepted(view) } else { ReplyOn::Settled(view) };
+            Ok(Decision::Propose { command: command(request, &asked.caller, agent, fresh)?, reply_on })
+        }
+        Method::SendStreamingMessage => {
+            let request = convert::send_request(params)?;
+            // A new task is shown from its first event on; a message to a known one continues from where the task is.
+            let from = if request.task.is_none() { Some(0) } else { None };
+            let reply_on = ReplyOn::Stream { after: asked.last_event_id.or(from) };
+            Ok(Decision::Propose { command: command(request, &asked.caller, agent, fresh)?, reply_on })
+        }
+        Method::GetTask => {
+            let request = convert::get_request(params)?;
+            let view = TaskView { history: request.history_length, artifacts: true };
+            Ok(Decision::Reply(Query::Task(task_id(&request.task)?, view)))
+        }
+        Method::ListTasks => {
+            let mut request = convert::list_request(params)?;
+            request.filter.agent = asked.agent.is_some().then_some(agent);
+            Ok(Decision::Reply(Query::List(request)))
+        }
+        Method::CancelTask => {
+            let task = task_id(&convert::task_request(params)?)?;
+            Ok(Decision::Propose { command: Command::Cancel { task }, reply_on: ReplyOn::Applied })
+        }
+        Method::SubscribeToTask => {
+            let task = task_id(&convert::task_request(params)?)?;
+            Ok(Decision::Reply(Query::Subscribe { task, after: asked.last_event_id }))
+        }
+        Method::PushConfig => Err(WireError::no_push()),
+        Method::GetExtendedAgentCard => Err(WireError::no_extended_card()),
+    }
+}
+
+/// A message makes a task, or continues the one it names.
+fn command(request: SendRequest, caller: &Caller, agent: AgentName, fresh: Fresh) -> Result<Command, WireError> {
+    if request.wants_push {
+        return Err(WireError::no_push());
+    }
+    let message = request.message;
+    if let Some(task) = request.task {
+        return Ok(Command::Continue { task: task_id(&task)?, message, trace: fresh.trace });
+    }
+    Ok(Command::Submit(Box::new(Submission {
+        task: fresh.task,
+        fresh_context: fresh.context,
+        agent,
+        message,
+        prefer: fresh.node,
+        parent: caller.parent.clone(),
+        hop: caller.hop,
+        deadline_ms: caller.deadline_ms,
+        trace: fresh.trace,
+    })))
+}
+
+/// An id that is not one of ours belongs to no task.
+fn task_id(text: &str) -> Result<TaskId, WireError> {
+    text.parse().map_err(|_| WireError::unknown_task(text))
+}
+
+async fn perform(
+    settings: &Arc<A2aSettings>,
+    asked: &Asked<'_>,
+    decision: Decision,
+    span: &mut Span,
+) -> Result<Outcome, WireError> {
+    let principal = &asked.caller.principal;
+    match decision {
+        Decision::Propose { command, reply_on } => {
+            let task = propose(&settings.cluster, principal, command, &span.context()).await?;
+            span.set(names::A2A_TASK_ID, task.to_string());
+            let answer = match reply_on {
+                ReplyOn::Applied => now(&settings.cluster, task, |task| convert::task(task, TaskView::WHOLE)),
+                ReplyOn::Accepted(view) => now(&settings.cluster, task, |task| convert::send_result(task, view)),
+                ReplyOn::Settled(view) => settled(settings, task, view).await,
+                ReplyOn::Stream { after } => {
+                    describe(span, &settings.cluster, task);
+                    return Ok(stream(settings, asked, task, after, AtInput::Ends));
+                }
+            };
+            describe(span, &settings.cluster, task);
+            answer?.encode().map(Outcome::Answer)
+        }
+        Decision::Reply(Query::Task(task, view)) => {
+            span.set(names::A2A_TASK_ID, task.to_string());
+            let read = |state: &State| state.task_for(principal, task).map(|task| convert::task(task, view));
+            let answer = settings.cluster.read(read).await.map_err(unavailable)?;
+            describe(span, &settings.cluster, task);
+            answer.ok_or_else(|| WireError::unknown_task(&task.to_string()))?.encode().map(Outcome::Answer)
+        }
+        Decision::Reply(Query::List(request)) => {
+            let view = TaskView { history: request.history_length, artifacts: request.include_artifacts };
+            let read = |state: &State| {
+                let page = state.list(principal, &request.filter, request.page_size);
+                convert::list_result(&page, request.page_size, view)
+            };
+            settings.cluster.read(read).await.map_err(unavailable)?.encode().map(Outcome::Answer)
+        }
+        Decision::Reply(Query::Subscribe { task, after }) => {
+            span.set(names::A2A_TASK_ID, task.to_string());
+            let read = |state: &State| {
+                let found = state.task_for(principal, task);
+                found.map(|task| may_subscribe(task, after))
+            };
+            let allowed = settings.cluster.read(read).await.map_err(unavailable)?;
+            describe(span, &settings.cluster, task);
+            allowed.ok_or_else(|| WireError::unknown_task(&task.to_string()))??;
+            Ok(stream(settings, asked, task, after, AtInput::EndsAfterItsEvent))
+        }
+    }
+}
+
+/// Has a command committed; the task that it is about.
+async fn propose(
+    cluster: &ClusterHandle,
+    by: &Principal,
+    command: Command,
+    trace: &TraceContext,
+) -> Result<TaskId, WireError> {
+    let canceled = match &command {
+        Command::Cancel { task } => Some(*task),
+        Command::Submit(_)
+        | Command::Continue { .. }
+        | Command::Report(_)
+        | Command::Found { .. }
+        | Command::MintToken { .. }
+        | Command::Enrol(_)
+        | Command::NodeUp { .. }
+        | Command::NodeLost { .. }
+        | Command::AssignPending
+        | Command::Sweep => None,
+    };
+    let reply = cluster.propose(Proposal { by: by.clone(), command }, Some(trace)).await.map_err(not_proposed)?;
+    match reply {
+        Reply::Submitted { task, .. } | Reply::Continued { task } => Ok(task),
+        Reply::Done => canceled.ok_or_else(|| WireError::internal("a message was answered without a task")),
+        Reply::Enrolled { .. } => Err(WireError::internal("a message was answered with a node")),
+    }
+}
+
+/// The task as it stands on this node, which has applied what was proposed.
+fn now(cluster: &ClusterHandle, task: TaskId, show: impl FnOnce(&Task) -> Answer) -> Result<Answer, WireError> {
+    let shown = cluster.local(|state| state.task(task).map(show));
+    shown.ok_or_else(|| WireError::unknown_task(&task.to_string()))
+}
+
+/// The task once it has ended or waits for its client; as it stands after [`MAX_WAIT`], or when the node stops.
+async fn settled(settings: &A2aSettings, task: TaskId, view: TaskView) -> Result<Answer, WireError> {
+    let mut watch = settings.cluster.watch_task(task);
+    let limit = tokio::time::sleep(MAX_WAIT);
+    tokio::pin!(limit);
+    loop {
+        let is_settled = settings.cluster.local(|state| {
+            let task = state.task(task);
+            task.is_none_or(|task| task.status.state.is_terminal() || task.status.state.is_interrupted())
+        });
+        let go_on = !is_settled
+            && tokio::select! {
+                () = watch.changed() => true,
+                () = &mut limit => false,
+                () = settings.stopping.cancelled() => false,
+            };
+        if !go_on {
+            return now(&settings.cluster, task, |task| convert::send_result(task, view));
+        }
+    }
+}
+
+fn stream(
+    settings: &Arc<A2aSettings>,
+    asked: &Asked<'_>,
+    task: TaskId,
+    after: Option<u64>,
+    at_input: AtInput,
+) -> Outcome {
+    let principal = asked.caller.principal.clone();
+    let id = asked.call.id.clone();
+    Outcome::Stream(Box::new(TaskStream::new(Arc::clone(settings), principal, task, id, after, at_input)))
+}
+
+fn method_span(asked: &Asked<'_>, method: Method) -> Span {
+    let name = match method {
+        Method::SendMessage => names::span::SEND_MESSAGE,
+        Method::SendStreamingMessage => names::span::SEND_STREAMING_MESSAGE,
+        Method::GetTask => names::span::GET_TASK,
+        Method::ListTasks => names::span::LIST_TASKS,
+        Method::CancelTask => names::span::CANCEL_TASK,
+        Method::SubscribeToTask => names::span::SUBSCRIBE_TO_TASK,
+        Method::PushConfig => "TaskPushNotificationConfig",
+        Method::GetExtendedAgentCard => a2a::methods::GET_EXTENDED_AGENT_CARD,
+    };
+    let mut span = Span::child(name, Kind::Server, &asked.http);
+    span.set(names::A2A_METHOD_NAME, name);
+    span.set(names::A2A_PROTOCOL_VERSION, towline_a2a::PROTOCOL_VERSION);
+    span.set(
+        names::JSONRPC_REQUEST_ID,
+        asked.call.id.as_str().map_or_else(|| asked.call.id.to_string(), str::to_owned),
+    );
+    if let Some(message) = asked.call.params.get("message")
+        && let Some(id) = message.get("messageId").and_then(Value::as_str)
+    {
+        span.set(names::A2A_MESSAGE_ID, id.to_owned());
+    }
+    span
+}
+
+/// Notes on the span which task was answered for, and where it stands.
+fn describe(span: &mut Span, cluster: &ClusterHandle, task: TaskId) {
+    let known = cluster.local(|state| {
+        state.task(task).map(|task| (task.context.to_string(), task.agent.to_string(), task.status.state))
+    });
+    if let Some((context, agent, state)) = known {
+        span.set(names::GEN_AI_CONVERSATION_ID, context);
+        span.set(names::GEN_AI_AGENT_NAME, agent);
+        span.set(names::A2A_TASK_STATE, convert::state_name(state));
+    }
+}
+
+fn fresh_context() -> Result<ContextId, WireError> {
+    uuid::Uuid::now_v7().to_string().try_into().map_err(WireError::internal)
+}
+
+/// What a client is told when its command has no answer.
+fn not_proposed(error: ProposeError) -> WireError {
+    match error {
+        ProposeError::Rejected(rejection) => rejection.into(),
+        ProposeError::Unavailable { reason, .. } => WireError::unavailable(reason),
+        ProposeError::Unknown { reason, .. } => WireError::outcome_unknown(reason),
+    }
+}
+
+/// What a client is told when nothing can be read.
+fn unavailable(error: Unavailable) -> WireError {
+    WireError::unavailable(error.reason)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+//! The accept loop of both doors: bounds connections, their handshakes and the heads of their requests, and drains them
+//! when the node stops.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{Router, body::Body};
+use http::{Extensions, Request};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::{
+        conn::auto,
+        graceful::{GracefulShutdown, Watcher},
+    },
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+use tower::Service;
+
+/// Most connections of one door at the same time; more wait in the kernel's queue. A stream holds one, and a few
+/// thousand of them are what one node is meant to serve.
+const MAX_CONNECTIONS: usize = 4_096;
+
+/// How long a client may take for the head of a request.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a handshake may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Most bytes in the head of a request.
+const MAX_HEADER_BYTES: usize = 32 * 1024;
+
+/// Most requests at the same time on one HTTP/2 connection: a node's delegations and their streams share a few.
+const MAX_STREAMS: u32 = 1_024;
+
+/// How often an idle HTTP/2 connection is probed, so that one to a dead host ends.
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How long a stopping node waits for answers that are under way.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the loop rests when the system has no file descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where a connection comes from: an extension of each of its requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerAddress(pub SocketAddr);
+
+/// What turns an accepted socket into one that HTTP is spoken on.
+pub trait Handshake: Clone + Send + Sync + 'static {
+    /// What HTTP is spoken on.
+    type Io: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// Whether HTTP/2 is spoken, beside HTTP/1.1.
+    const HTTP2: bool;
+
+    /// Shakes hands. What it found out about the other side is put on each request of the connection.
+    fn handshake(&self, tcp: TcpStream) -> impl Future<Output = io::Result<(Self::Io, Extensions)>> + Send;
+}
+
+/// No handshake: plain HTTP/1.1.
+#[derive(Debug, Clone, Copy)]
+pub struct Plain;
+
+impl Handshake for Plain {
+    type Io = TcpStream;
+
+    const HTTP2: bool = false;
+
+    async fn handshake(&self, tcp: TcpStream) -> io::Result<(TcpStream, Extensions)> {
+        Ok((tcp, Extensions::new()))
+    }
+}
+
+/// Serves `router` on `tcp` until `stop`, then lets what is under way finish, within a limit.
+pub async fn serve<H: Handshake>(tcp: TcpListener, handshake: H, router: Router, stop: CancellationToken) {
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let graceful = GracefulShutdown::new();
+    let mut connections = JoinSet::new();
+    while let Some((socket, address)) = next(&tcp, &room, &mut connections, &stop).await {
+        let Ok(permit) = Arc::clone(&room).try_acquire_owned() else { continue };
+        let connection = serve_connection(handshake.clone(), router.clone(), graceful.watcher(), socket, address);
+        connections.spawn(async move {
+            connection.await;
+            drop(permit);
+        });
+    }
+    drop(tcp);
+    if tokio::time::timeout(DRAIN_TIMEOUT, graceful.shutdown()).await.is_err() {
+        tracing::warn!(connections = connections.len(), "connections did not end in time");
+    }
+    connections.shutdown().await;
+}
+
+/// The next connection; none once the door closes. Accepts only while there is room.
+async fn next(
+    tcp: &TcpListener,
+    room: &Semaphore,
+    connections: &mut JoinSet<()>,
+    stop: &CancellationToken,
+) -> Option<(TcpStream, SocketAddr)> {
+    loop {
+        let accepted = async {
+            drop(room.acquire().await);
+            tcp.accept().await
+        };
+        tokio::select! {
+            () = stop.cancelled() => return None,
+            Some(_) = connections.join_next() => {}
+            connection = accepted => match connection {
+                Ok(connection) => return Some(connection),
+                Err(error) => {
+                    tracing::warn!(%error, "accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+}
+
+async fn serve_connection<H: Handshake>(
+    handshake: H,
+    router: Router,
+    watcher: Watcher,
+    socket: TcpStream,
+    address: SocketAddr,
+) {
+    if let Err(error) = socket.set_nodelay(true) {
+        tracing::debug!(%address, %error, "set TCP_NODELAY");
+    }
+    let (io, mut extensions) = match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake.handshake(socket)).await {
+        Ok(Ok(shaken)) => shaken,
+        Ok(Err(error)) => return tracing::debug!(%address, %error, "shake hands"),
+        Err(_) => return tracing::debug!(%address, "handshake takes too long"),
+    };
+    extensions.insert(PeerAddress(address));
+    let service = service_fn(move |request: Request<Incoming>| {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().extend(extensions.clone());
+        router.clone().call(request)
+    });
+    let builder = builder::<H>();
+    if let Err(error) = watcher.watch(builder.serve_connection(TokioIo::new(io), service)).await {
+        tracing::debug!(%address, %error, "serve a connection");
+    }
+}
+
+fn builder<H: Handshake>() -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(MAX_HEADER_BYTES);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEADER_BYTES as u32)
+        .keep_alive_interval(PROBE_INTERVAL)
+        .keep_alive_timeout(PROBE_INTERVAL);
+    if H::HTTP2 { builder } else { builder.http1_only() }
+}

@@ -1,0 +1,159 @@
+//! Who asks: the one place where a [`Principal`] of a caller is made.
+//!
+//! On the public door that is the operator, and only from this machine: the connection comes from a loopback address,
+//! the `Host` header names this node (a page that rebinds its own name to 127.0.0.1 names itself), and there is no
+//! `Origin` header (no browser page may act as the operator). On the peer door it is what the certificate and the
+//! headers of a delegation say; elsewhere those headers mean nothing.
+
+use std::net::{IpAddr, SocketAddr};
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, StatusCode, header, request::Parts};
+use serde_json::json;
+use towline_cluster::PeerIdentity;
+use towline_core::{ParentLink, Principal, StepNo};
+
+use super::{Door, Shared, listener::PeerAddress};
+
+/// The full principal for which a node of this cluster asks, as JSON.
+const ON_BEHALF_OF: &str = "towline-on-behalf-of";
+/// The delegating task.
+const PARENT_TASK: &str = "towline-parent-task";
+/// The delegating step.
+const PARENT_STEP: &str = "towline-parent-step";
+/// How many delegations lie above the task.
+const HOP: &str = "towline-hop";
+/// When the caller gives up, in milliseconds from now.
+const DEADLINE_MS: &str = "towline-deadline-ms";
+
+/// Who asks, and what a delegation says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Caller {
+    /// Who asks.
+    pub principal: Principal,
+    /// The delegation that asks.
+    pub parent: Option<ParentLink>,
+    /// How many delegations lie above it.
+    pub hop: u32,
+    /// When it gives up, in milliseconds from now.
+    pub deadline_ms: Option<u64>,
+}
+
+/// Why a caller is not let in.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// A connection from elsewhere.
+    #[error("this listener serves the operator of its own machine only, over loopback")]
+    NotLoopback,
+    /// A page in a browser.
+    #[error("requests with an Origin header are refused: a web page must not act as the operator")]
+    Origin,
+    /// A name that is not this node's.
+    #[error("Host {host:?} is not a name of this node: use localhost, 127.0.0.1 or the node's public_url")]
+    Host {
+        /// What was asked for.
+        host: String,
+    },
+    /// A peer without a certificate of this cluster.
+    #[error("a certificate of this cluster is needed here")]
+    NoCertificate,
+    /// A header of a delegation that cannot be read.
+    #[error("header {header} is missing or cannot be read")]
+    Header {
+        /// Which.
+        header: &'static str,
+    },
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let status = match self {
+            Refused::NotLoopback | Refused::Origin | Refused::Host { .. } | Refused::NoCertificate => {
+                StatusCode::FORBIDDEN
+            }
+            Refused::Header { .. } => StatusCode::BAD_REQUEST,
+        };
+        let body = json!({ "error": self.to_string() }).to_string();
+        (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+    }
+}
+
+/// Who stands behind a request that came through the door of `shared`.
+pub(super) fn caller(parts: &Parts, shared: &Shared) -> Result<Caller, Refused> {
+    match shared.door {
+        Door::Public => {
+            let peer = parts.extensions.get().map(|PeerAddress(address)| *address);
+            local_operator(&parts.headers, peer, &shared.settings.public_url)?;
+            Ok(Caller { principal: Principal::Operator, parent: None, hop: 0, deadline_ms: None })
+        }
+        Door::Peer => peer(&parts.headers, parts.extensions.get()),
+    }
+}
+
+/// Lets the operator in, and nobody else. `peer` is where the connection comes from.
+///
+/// # Errors
+/// Why this is not the operator.
+pub fn local_operator(headers: &HeaderMap, peer: Option<SocketAddr>, public_url: &str) -> Result<(), Refused> {
+    if !peer.is_some_and(|peer| peer.ip().to_canonical().is_loopback()) {
+        return Err(Refused::NotLoopback);
+    }
+    if headers.contains_key(header::ORIGIN) {
+        return Err(Refused::Origin);
+    }
+    let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let name = host_name(host);
+    let is_public = public_url.split_once("://").is_some_and(|(_, rest)| {
+        let authority = rest.split('/').next().unwrap_or_default();
+        !name.is_empty() && host_name(authority).eq_ignore_ascii_case(name)
+    });
+    if is_loopback_name(name) || is_public {
+        Ok(())
+    } else {
+        Err(Refused::Host { host: host.chars().take(64).collect() })
+    }
+}
+
+/// The caller of the peer door: the node itself, or the agent for which it says to act.
+fn peer(headers: &HeaderMap, identity: Option<&PeerIdentity>) -> Result<Caller, Refused> {
+    let node = identity.and_then(|identity| identity.0).ok_or(Refused::NoCertificate)?;
+    let principal = match text(headers, ON_BEHALF_OF)? {
+        None => Principal::Node(node),
+        Some(principal) => match serde_json::from_str(principal) {
+            Ok(principal @ (Principal::Agent { .. } | Principal::Operator)) => principal,
+            // A node speaks for itself by its certificate only.
+            Ok(Principal::Node(_)) | Err(_) => return Err(Refused::Header { header: ON_BEHALF_OF }),
+        },
+    };
+    let parent = match (parsed(headers, PARENT_TASK)?, parsed(headers, PARENT_STEP)?) {
+        (None, None) => None,
+        (Some(task), Some(step)) => Some(ParentLink { task, step: StepNo(step) }),
+        (Some(_), None) => return Err(Refused::Header { header: PARENT_STEP }),
+        (None, Some(_)) => return Err(Refused::Header { header: PARENT_TASK }),
+    };
+    let hop = parsed(headers, HOP)?.unwrap_or(0);
+    Ok(Caller { principal, parent, hop, deadline_ms: parsed(headers, DEADLINE_MS)? })
+}
+
+fn text<'a>(headers: &'a HeaderMap, header: &'static str) -> Result<Option<&'a str>, Refused> {
+    headers.get(header).map(|value| value.to_str().map_err(|_| Refused::Header { header })).transpose()
+}
+
+fn parsed<T: std::str::FromStr>(headers: &HeaderMap, header: &'static str) -> Result<Option<T>, Refused> {
+    text(headers, header)?.map(|value| value.trim().parse().map_err(|_| Refused::Header { header })).transpose()
+}
+
+/// A host without its port.
+fn host_name(authority: &str) -> &str {
+    if let Some(rest) = authority.strip_prefix('[') {
+        return rest.split(']').next().unwrap_or_default();
+    }
+    authority.split(':').next().unwrap_or_default()
+}
+
+fn is_loopback_name(name: &str) -> bool {
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! The events of a task as server-sent events: what a subscriber sees, in order, without a gap or a duplicate.
+//!
+//! A stream holds no queue. It remembers the index of the last event that it sent and reads what follows from the
+//! replicated state, a page at a time, so a slow client costs one page and a lost wake-up costs nothing. Each frame is a
+//! JSON-RPC answer around a `StreamResponse`; its SSE id is the event's index.
+//!
+//! | the client knows event n | it is sent |
+//! |---|---|
+//! | n is retained, or the one before the first retained | n+1, n+2 … |
+//! | older than that, or beyond the last event | the task as it stands (id = its last event), then what follows |
+//! | nothing | the same |
+//! | a new task | everything from event 1 |
+//!
+//! It ends behind the terminal event, and behind the event that asks for input: the client has to act then. It stays open
+//! while a task waits for credentials (spec 7.6). A client that goes away changes nothing for the task.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use axum::{
+    body::{Body, Bytes},
+    response::{IntoResponse, Response},
+};
+use http::header;
+use serde_json::Value;
+use towline_a2a::{
+    WireError,
+    convert::{self, Answer},
+};
+use towline_cluster::TaskWatch;
+use towline_core::{Event, EventKind, Part, Principal, Task, TaskId, TaskState};
+
+use super::{A2aSettings, envelope::envelope};
+
+/// How often a silent stream shows that it is alive, so that proxies and clients do not take it for dead.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Most events that are copied out of the state at once.
+const PAGE_EVENTS: usize = 64;
+
+/// Most bytes of content that are copied out of the state at once, if it is more than one event.
+const PAGE_BYTES: usize = 512 * 1024;
+
+/// Whether a stream ends when its task waits for input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AtInput {
+    /// Yes: the client sent a message and has to answer the question.
+    Ends,
+    /// Once it has shown the event that says so. A subscriber that came later waits for what follows.
+    EndsAfterItsEvent,
+}
+
+/// What was sent last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sent {
+    Nothing,
+    Snapshot,
+    Event,
+}
+
+/// What to send next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The task as it stands.
+    Snapshot,
+    /// The events from this index on.
+    Events { from: u64 },
+    /// Nothing for now.
+    Nothing,
+}
+
+/// What to send to a client that knows all events up to `after`, of a task whose last event is `generation` and whose
+/// oldest retained one is `first_retained`.
+pub(super) fn next(after: Option<u64>, generation: u64, first_retained: u64) -> Next {
+    match after {
+        Some(after) if after == generation => Next::Nothing,
+        Some(after) if after < generation && after + 1 >= first_retained => Next::Events { from: after + 1 },
+        Some(_) | None => Next::Snapshot,
+    }
+}
+
+/// Whether a stream that has sent everything ends here.
+pub(super) fn is_over(state: TaskState, sent: Sent, at_input: AtInput) -> bool {
+    match state {
+        TaskState::Completed | TaskState::Failed | TaskState::Canceled | TaskState::Rejected => true,
+        TaskState::InputRequired => match at_input {
+            AtInput::Ends => true,
+            AtInput::EndsAfterItsEvent => sent == Sent::Event,
+        },
+        TaskState::Submitted | TaskState::Working | TaskState::AuthRequired => false,
+    }
+}
+
+/// A task that has ended cannot be subscribed to (spec 3.1.6), unless it is to send the rest to a client that says how
+/// far it got.
+pub(super) fn may_subscribe(task: &Task, after: Option<u64>) -> Result<(), WireError> {
+    let has_rest = after.is_some_and(|after| after != task.generation);
+    if task.status.state.is_terminal() && !has_rest {
+        let state = convert::state_name(task.status.state);
+        return Err(WireError::unsupported(format!("task {} has ended as {state}: use GetTask", task.id)));
+    }
+    Ok(())
+}
+
+/// One stream of one task.
+pub(super) struct TaskStream {
+    settings: Arc<A2aSettings>,
+    principal: Principal,
+    task: TaskId,
+    /// Id of the JSON-RPC request.
+    id: Value,
+    at_input: AtInput,
+    watch: TaskWatch,
+    after: Option<u64>,
+    sent: Sent,
+    page: VecDeque<(u64, Answer)>,
+}
+
+enum Page {
+    Frames(VecDeque<(u64, Answer)>, Sent),
+    Nothing,
+    Over,
+}
+
+impl TaskStream {
+    pub(super) fn new(
+        settings: Arc<A2aSettings>,
+        principal: Principal,
+        task: TaskId,
+        id: Value,
+        after: Option<u64>,
+        at_input: AtInput,
+    ) -> Self {
+        let watch = settings.cluster.watch_task(task);
+        Self { settings, principal, task, id, at_input, watch, after, sent: Sent::Nothing, page: VecDeque::new() }
+    }
+
+    /// The next bytes; none at the end.
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some((index, answer)) = self.page.pop_front() {
+                self.after = Some(index);
+                return frame(&self.id, index, &answer);
+            }
+            match self.read_page() {
+                Page::Frames(frames, kind) => {
+                    self.page = frames;
+                    self.sent = kind;
+                }
+                Page::Over => return None,
+                Page::Nothing => {
+                    tokio::select! {
+                        () = self.watch.changed() => {}
+                        () = self.settings.stopping.cancelled() => return None,
+                        () = tokio::time::sleep(KEEP_ALIVE) => return Some(Bytes::from_static(b": keep-alive\n\n")),
+                    }
+                }
+            }
+        }
+    }
+
+    fn read_page(&self) -> Page {
+        self.settings.cluster.local(|state| match state.task_for(&self.principal, self.task) {
+            Some(task) => page(task, self.after, self.sent, self.at_input),
+            // Swept while it was streamed.
+            None => Page::Over,
+        })
+    }
+}
+
+impl IntoResponse for TaskStream {
+    fn into_response(self) -> Response {
+        let frames = futures::stream::unfold(self, |mut stream| async move {
+            let bytes = stream.next().await?;
+            Some((Ok::<_, std::convert::Infallible>(bytes), stream))
+        });
+        let headers = [
+            (header::CONTENT_TYPE, "text/event-stream"),
+            (header::CACHE_CONTROL, "no-store"),
+            (header::HeaderName::from_static("x-accel-buffering"), "no"),
+        ];
+        (headers, Body::from_stream(frames)).into_response()
+    }
+}
+
+/// What follows, copied out of the state.
+fn page(task: &Task, after: Option<u64>, sent: Sent, at_input: AtInput) -> Page {
+    let first_retained = task.events.front().map_or(task.generation + 1, |event| event.index);
+    match next(after, task.generation, first_retained) {
+        Next::Snapshot => Page::Frames(VecDeque::from([(task.generation, convert::snapshot(task))]), Sent::Snapshot),
+        Next::Events { from } => {
+            let skipped = usize::try_from(from - first_retained).unwrap_or(usize::MAX);
+            Page::Frames(copied(task, skipped), Sent::Event)
+        }
+        Next::Nothing if is_over(task.status.state, sent, at_input) => Page::Over,
+        Next::Nothing => Page::Nothing,
+    }
+}
+
+fn copied(task: &Task, skipped: usize) -> VecDeque<(u64, Answer)> {
+    let mut bytes = 0;
+    let mut frames = VecDeque::new();
+    for event in task.events.iter().skip(skipped).take(PAGE_EVENTS) {
+        bytes += size(event);
+        if bytes > PAGE_BYTES && !frames.is_empty() {
+            break;
+        }
+        frames.push_back((event.index, convert::event(task, event)));
+    }
+    frames
+}
+
+fn size(event: &Event) -> usize {
+    match &event.kind {
+        EventKind::Created => 0,
+        EventKind::Status { status, .. } => status.message.as_ref().map_or(0, towline_core::Message::size),
+        EventKind::Artifact { parts, .. } => parts.iter().map(Part::size).sum(),
+    }
+}
+
+/// One server-sent event. JSON text has no line breaks, so its data is one line.
+fn frame(id: &Value, index: u64, answer: &Answer) -> Option<Bytes> {
+    match answer.encode() {
+        Ok(result) => {
+            let data = envelope(id.clone(), "result", result);
+            Some(Bytes::from(format!("id: {index}\ndata: {data}\n\n")))
+        }
+        Err(error) => {
+            tracing::error!(%error, index, "encode an event");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
