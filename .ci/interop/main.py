@@ -1,0 +1,156 @@
+"""Starts a cluster and the parts that nobody here wrote, and has them work with each other.
+
+Usage: python main.py --binary target/release/towline --modules DIR   (DIR holds node_modules of package-lock.json)
+Prints each check, a line `SUITE: N passed, N failed` per suite, and exits 1 if any failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import httpx
+
+import a2a_client
+import mcp_servers
+import openai_wire
+from checks import Checks, wait_for
+from towline import Cluster, Process, free_ports, tail
+
+HERE = Path(__file__).resolve().parent
+KEY = "interop-key"
+NOTE = "Ropes are in the second drawer."
+START_SECONDS = 60
+
+
+def mesh(modules: Path, everything_port: int, aimock: str, notes: Path) -> str:
+    """What every node of the cluster runs."""
+    servers = modules / "node_modules" / "@modelcontextprotocol"
+    everything, filesystem = (servers / f"server-{name}" / "dist" / "index.js" for name in ("everything", "filesystem"))
+    return f"""
+front_door: talker
+models:
+  default: {{ provider: openai, base_url: "{aimock}/v1", model: gpt-interop, api_key: "{{{{secret:INTEROP_KEY}}}}" }}
+mcp:
+  servers:
+    - {{ name: stdio, transport: stdio, command: [node, "{everything}", stdio], on_adoption: {{ "*": retry }} }}
+    - {{ name: http, endpoint: "http://127.0.0.1:{everything_port}/mcp", on_adoption: {{ "*": retry }} }}
+    - {{ name: files, transport: stdio, command: [node, "{filesystem}", "{notes}"], allow: ["list_*", "read_*"] }}
+agents:
+  - {{ name: talker, description: Talks about ropes., instruction: Talk., ask_human: true, replicas: all }}
+  - {{ name: calculator, description: Adds., instruction: Add., tools: ["stdio.*"], replicas: all }}
+  - {{ name: forecaster, description: Knows the weather., instruction: Forecast., tools: ["http.*"], replicas: all }}
+  - {{ name: librarian, description: Reads notes., instruction: Read., tools: ["files.*"], replicas: all }}
+  - {{ name: manager, description: Has others work., instruction: Delegate., delegates: [talker], replicas: all }}
+"""
+
+
+def start_everything(modules: Path, folder: Path, port: int) -> Process:
+    program = modules / "node_modules/@modelcontextprotocol/server-everything/dist/index.js"
+    return Process(["node", str(program), "streamableHttp"], folder / "everything.log", {"PORT": str(port)})
+
+
+def start_aimock(modules: Path, folder: Path, notes: Path, port: int) -> Process:
+    fixtures = folder / "openai.json"
+    fixtures.write_text((HERE / "openai.json").read_text().replace("NOTES_DIR", str(notes)))
+    program = modules / "node_modules/@copilotkit/aimock/dist/cli.js"
+    command = ["node", str(program), "-p", str(port), "-f", str(fixtures), "--strict", "--validate-on-load"]
+    # With a key set, aimock answers 401 to whoever does not send it.
+    return Process(command, folder / "aimock.log", {"AIMOCK_API_KEYS": KEY})
+
+
+def wait_listening(process: Process, url: str) -> None:
+    def answers() -> bool:
+        process.check()
+        try:
+            httpx.get(url, timeout=2)
+            return True
+        except httpx.HTTPError:
+            return False
+
+    wait_for(f"{url} to answer", START_SECONDS, answers)
+
+
+def javascript(modules: Path, folder: Path, nodes: list[str]) -> Checks:
+    """Runs the JavaScript client where its packages are found."""
+    script = folder / "js" / "a2a_client.mjs"
+    script.parent.mkdir()
+    shutil.copy(HERE / "a2a_client.mjs", script)
+    (script.parent / "node_modules").symlink_to(modules / "node_modules")
+    done = subprocess.run(["node", str(script), *nodes], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180)
+    checks = Checks("a2a-sdk-js")
+    counted = re.search(r"(\d+) passed, (\d+) failed", done.stdout)
+    print("\n".join(line for line in done.stdout.splitlines() if line.startswith("  ")))
+    if counted:
+        checks.passed, checks.failed = int(counted[1]), int(counted[2])
+    else:
+        checks.that("the client ran", False, done.stdout + done.stderr)
+    return checks
+
+
+def suite(name: str, run) -> Checks:
+    """Runs one suite; what it throws is a failure like any other."""
+    print(f"\n{name}")
+    try:
+        return run()
+    except Exception:  # noqa: BLE001 - the other suites are to run all the same
+        checks = Checks(re.sub(r"\W+", "-", name))
+        checks.that("the suite went through", False, traceback.format_exc())
+        return checks
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--binary", type=Path, required=True)
+    parser.add_argument("--modules", type=Path, required=True)
+    arguments = parser.parse_args()
+    modules = arguments.modules.resolve()
+    folder = Path(tempfile.mkdtemp(prefix="towline-interop-"))
+    notes = folder / "notes"
+    notes.mkdir()
+    (notes / "note.md").write_text(f"# Note\n\n{NOTE}\n")
+    everything_port, aimock_port = free_ports(2)
+    aimock = f"http://127.0.0.1:{aimock_port}"
+    running: list[Process] = []
+    cluster = Cluster(
+        arguments.binary.resolve(), folder, mesh(modules, everything_port, aimock, notes), {"INTEROP_KEY": KEY}
+    )
+    results: list[Checks] = []
+    try:
+        running.append(start_everything(modules, folder, everything_port))
+        running.append(start_aimock(modules, folder, notes, aimock_port))
+        wait_listening(running[0], f"http://127.0.0.1:{everything_port}/")
+        wait_listening(running[1], f"{aimock}/__aimock/journal")
+        cluster.start()
+        results.append(suite("OpenAI API, played by aimock", lambda: openai_wire.run(cluster, aimock, KEY)))
+        results.append(suite("MCP servers", lambda: mcp_servers.run(cluster, NOTE)))
+        results.append(suite("A2A client in Python", lambda: a2a_client.run(cluster.urls)))
+        results.append(suite("A2A client in JavaScript", lambda: javascript(modules, folder, cluster.urls)))
+    except Exception:  # noqa: BLE001 - reported and counted below
+        traceback.print_exc()
+        results.append(Checks("start"))
+        results[-1].failed = 1
+    finally:
+        cluster.stop()
+        for process in running:
+            process.stop()
+    failed = sum(checks.failed for checks in results)
+    if failed:
+        for name in cluster.nodes:
+            print(f"\nlog of node {name}:\n{tail(folder / name / 'node.log')}")
+    shutil.rmtree(folder, ignore_errors=True)
+    print()
+    for checks in results:
+        print(checks.summary())
+    print(f"interop: {sum(checks.passed for checks in results)} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
