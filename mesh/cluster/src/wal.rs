@@ -15,16 +15,19 @@
 //! cut; a bad record before it is damage, and the node refuses to start. A segment is made only after everything
 //! before it is durable, so its header proves that.
 //!
+//! Entries can be read back from where they lie, so that not all of them have to be kept in memory.
+//!
 //! A full disk is waited for, with everything kept; a failed `fdatasync` or any other failed write is final.
 
 pub(crate) mod disk;
+mod record;
+mod recovery;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     io,
-    ops::Range,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -40,13 +43,10 @@ use tokio::sync::mpsc;
 
 use crate::raft::StoreError;
 use disk::{Disk, DiskFile, is_full};
+use record::{SEGMENT_HEADER, encode_segment_header, entry_in};
 
-const SEGMENT_MARK: [u8; 8] = *b"TOWLWAL1";
-const RECORD_MARK: [u8; 4] = *b"TwRc";
-const SEGMENT_HEADER: usize = 32;
-const RECORD_HEADER: usize = 32;
-/// Records begin at multiples of this, so that one behind a damaged one can be found.
-const ALIGNMENT: usize = 8;
+pub(crate) use record::{EntryId, MAX_RECORD_BYTES, Record};
+pub(crate) use recovery::Recovered;
 
 /// A segment that has reached this is closed: small enough to read at once at start, large enough that a purge
 /// removes whole files.
@@ -54,8 +54,6 @@ const SEGMENT_BYTES: u64 = 64 * 1024 * 1024;
 /// Room is reserved in steps of this, so that a write inside of it can neither fail for lack of room nor has to change
 /// the size of the file.
 const ALLOCATION_STEP: u64 = 4 * 1024 * 1024;
-/// A larger record is refused: nothing that fits through the peer protocol comes near it.
-pub(crate) const MAX_RECORD_BYTES: usize = 16 * 1024 * 1024;
 /// Appends, votes and so on that wait for the thread; beyond it Raft itself waits.
 const QUEUE: usize = 1_024;
 /// One run of records is not made longer than this, so that its first waiter does not wait for all the others.
@@ -78,45 +76,18 @@ pub enum LogHealth {
     },
 }
 
-/// One thing to remember.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Record {
-    /// An entry of the log.
-    Entry {
-        /// Its index; the next of the one before, unless a truncation lies between.
-        index: u64,
-        /// The encoded entry.
-        body: Bytes,
-    },
-    /// The vote.
-    Vote(Bytes),
-    /// Up to where entries are known to be committed.
-    Committed(Bytes),
-    /// Entries behind this one are void; all of them if there is none.
-    Truncate {
-        /// The last one that stays.
-        after: Option<u64>,
-    },
-    /// Entries up to and with this one are in a snapshot.
-    Purge {
-        /// Index of the last one.
-        upto: u64,
-        /// Its encoded log id.
-        log_id: Bytes,
-    },
-    /// Nothing, except that it proves what was durable before it.
-    Mark,
+/// Where an entry lies on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) id: EntryId,
+    /// Sequence of the segment.
+    segment: u64,
+    position: u64,
+    length: usize,
 }
 
-/// What the log held when it was opened.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Recovered {
-    pub(crate) vote: Option<Bytes>,
-    pub(crate) committed: Option<Bytes>,
-    pub(crate) purged: Option<(u64, Bytes)>,
-    /// Behind `purged`, without a gap.
-    pub(crate) entries: VecDeque<(u64, Bytes)>,
-}
+/// Where the entries lie that were written, by index.
+type Places = Arc<Mutex<BTreeMap<u64, Place>>>;
 
 /// Called once the records of a job are durable, or never will be.
 pub(crate) type Done = Box<dyn FnOnce(io::Result<()>) + Send>;
@@ -128,6 +99,9 @@ enum Job {
 
 /// The log of a node; the way to its thread.
 pub(crate) struct Wal {
+    dir: PathBuf,
+    disk: Arc<dyn Disk>,
+    places: Places,
     queue: mpsc::Sender<Job>,
     watched: Arc<Watched>,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
@@ -145,7 +119,8 @@ impl Wal {
     /// # Errors
     /// When a file cannot be read, or the log is damaged where it was durable.
     pub(crate) fn open(dir: &Path, disk: Arc<dyn Disk>) -> Result<(Wal, Recovered), StoreError> {
-        let (writer, recovered) = Writer::recover(dir, disk)?;
+        let (writer, recovered) = Writer::recover(dir, disk.clone())?;
+        let places = writer.places.clone();
         let (queue, jobs) = mpsc::channel(QUEUE);
         let watched = Arc::new(Watched { health: Mutex::new(LogHealth::Ok), stop_waiting: AtomicBool::new(false) });
         let shared = watched.clone();
@@ -153,7 +128,7 @@ impl Wal {
             .name("towline-wal".to_owned())
             .spawn(move || LogThread { writer, jobs, watched: shared, failed: None }.run())
             .map_err(|source| StoreError::File { action: "start the log thread for", path: dir.to_owned(), source })?;
-        Ok((Wal { queue, watched, thread: Mutex::new(Some(thread)) }, recovered))
+        Ok((Wal { dir: dir.to_owned(), disk, places, queue, watched, thread: Mutex::new(Some(thread)) }, recovered))
     }
 
     /// Queues records that need not be durable before anything else is said.
@@ -171,6 +146,28 @@ impl Wal {
             return Err(io::Error::other(detail));
         }
         self.queue.send(job).await.map_err(|_| io::Error::other("log is closed"))
+    }
+
+    /// Where an entry lies, once it is written.
+    pub(crate) fn place(&self, index: u64) -> Option<Place> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner).get(&index).copied()
+    }
+
+    /// Reads entries back. Blocking.
+    ///
+    /// # Errors
+    /// `NotFound` when a segment was purged meanwhile, `InvalidData` when the disk changed what was written.
+    pub(crate) fn read(&self, places: &[Place]) -> io::Result<Vec<Bytes>> {
+        let mut bodies = Vec::with_capacity(places.len());
+        for of_one_segment in places.chunk_by(|one, next| one.segment == next.segment) {
+            let path = segment_path(&self.dir, of_one_segment[0].segment);
+            let ranges: Vec<(u64, usize)> = of_one_segment.iter().map(|place| (place.position, place.length)).collect();
+            let records = self.disk.read_ranges(&path, &ranges)?;
+            for (place, record) in of_one_segment.iter().zip(records) {
+                bodies.push(entry_in(place.id, &record).ok_or_else(|| unreadable(&path, place))?);
+            }
+        }
+        Ok(bodies)
     }
 
     /// Whether the log can be written.
@@ -321,6 +318,9 @@ struct Writer {
     allocated: u64,
     standing: Standing,
     buffer: Vec<u8>,
+    /// Where the entries of the buffer will lie.
+    staged: Vec<Place>,
+    places: Places,
 }
 
 impl Writer {
@@ -341,6 +341,7 @@ impl Writer {
             self.sync()?;
         }
         if purged {
+            self.forget_purged_places();
             self.remove_purged_segments()?;
         }
         Ok(())
@@ -352,9 +353,12 @@ impl Writer {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
         }
         match record {
-            Record::Entry { index, .. } => {
+            Record::Entry { id, .. } => {
+                let position = self.position(self.end);
                 let segment = self.segments.back_mut().expect("recovery leaves a segment");
-                segment.last_entry = segment.last_entry.max(Some(*index));
+                segment.last_entry = segment.last_entry.max(Some(id.index));
+                let (segment, length) = (segment.sequence, record.encoded_len());
+                self.staged.push(Place { id: *id, segment, position, length });
             }
             Record::Vote(vote) => self.standing.vote = Some(vote.clone()),
             Record::Committed(committed) => self.standing.committed = Some(committed.clone()),
@@ -378,6 +382,8 @@ impl Writer {
             }
         }
         self.buffer.clear();
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        places.extend(self.staged.drain(..).map(|place| (place.id.index, place)));
         Ok(())
     }
 
@@ -435,6 +441,12 @@ impl Writer {
         }
     }
 
+    fn forget_purged_places(&self) {
+        let Some((upto, _)) = &self.standing.purged else { return };
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        *places = places.split_off(&upto.saturating_add(1));
+    }
+
     /// Removes the oldest segments that hold no entry that is still needed. The purge is durable by then.
     fn remove_purged_segments(&mut self) -> io::Result<()> {
         let mut removed = false;
@@ -467,7 +479,7 @@ impl Standing {
 
 /// Makes a segment and its header durable, replacing one that a crash or a full disk left half made.
 fn begin_segment(disk: &dyn Disk, dir: &Path, sequence: u64, base: u64) -> io::Result<(Segment, Box<dyn DiskFile>)> {
-    let path = dir.join(format!("wal-{sequence:020}.log"));
+    let path = segment_path(dir, sequence);
     let mut file = match disk.create(&path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let mut file = disk.open(&path)?;
@@ -482,318 +494,11 @@ fn begin_segment(disk: &dyn Disk, dir: &Path, sequence: u64, base: u64) -> io::R
     Ok((Segment { sequence, path, base, last_entry: None }, file))
 }
 
-// ---- recovery ----
-
-impl Writer {
-    fn recover(dir: &Path, disk: Arc<dyn Disk>) -> Result<(Writer, Recovered), StoreError> {
-        let failed = |action, path: &Path| {
-            let path = path.to_owned();
-            move |source| StoreError::File { action, path, source }
-        };
-        let mut segments = VecDeque::new();
-        let mut recovered = Recovered::default();
-        let mut end = 0;
-        let paths = segment_paths(disk.as_ref(), dir)?;
-        let newest = paths.last().map(|(sequence, _)| *sequence);
-        let mut cut = None;
-        for (sequence, path) in paths {
-            let bytes = disk.read(&path).map_err(failed("read", &path))?;
-            let Some(base) = decode_segment_header(&bytes, sequence) else {
-                if Some(sequence) == newest && find_record(&bytes, 0, |_| true).is_none() {
-                    tracing::warn!(path = %path.display(), "removing a segment that a crash left half made");
-                    disk.remove(&path).map_err(failed("remove", &path))?;
-                    break;
-                }
-                return Err(damaged(&path, 0, "its header is not valid"));
-            };
-            if !segments.is_empty() && base != end {
-                let reason = format!("it begins at {base}, and the segment before it ends at {end}");
-                return Err(damaged(&path, 0, &reason));
-            }
-            let mut segment = Segment { sequence, path, base, last_entry: None };
-            let length = read_segment(&mut segment, &bytes, &mut recovered)?;
-            end = base + (length - SEGMENT_HEADER) as u64;
-            cut = Some(length as u64);
-            segments.push_back(segment);
-        }
-        recovered.finish().map_err(|reason| damaged(dir, 0, &reason))?;
-
-        let file = match (segments.back(), cut) {
-            (Some(newest), Some(length)) => open_cut(disk.as_ref(), newest, length)?,
-            (None, _) | (_, None) => {
-                let sequence = newest.unwrap_or(1);
-                let (segment, file) = begin_segment(disk.as_ref(), dir, sequence, 0).map_err(failed("begin", dir))?;
-                segments.push_back(segment);
-                file
-            }
-        };
-        let allocated = cut.unwrap_or(SEGMENT_HEADER as u64);
-        let standing = Standing {
-            vote: recovered.vote.clone(),
-            committed: recovered.committed.clone(),
-            purged: recovered.purged.clone(),
-        };
-        let dir = dir.to_owned();
-        let writer = Writer { disk, dir, segments, file, end, durable: end, allocated, standing, buffer: Vec::new() };
-        Ok((writer, recovered))
-    }
+fn segment_path(dir: &Path, sequence: u64) -> PathBuf {
+    dir.join(format!("wal-{sequence:020}.log"))
 }
 
-/// Opens the newest segment behind its last good record: what lies there was never confirmed and must not come back.
-/// Syncing it also makes durable what a crash left in the page cache, since it is now relied upon.
-fn open_cut(disk: &dyn Disk, segment: &Segment, length: u64) -> Result<Box<dyn DiskFile>, StoreError> {
-    let failed = |source| StoreError::File { action: "cut the torn end of", path: segment.path.clone(), source };
-    let mut file = disk.open(&segment.path).map_err(failed)?;
-    file.truncate(length).map_err(failed)?;
-    file.sync().map_err(failed)?;
-    Ok(file)
-}
-
-/// The segments of a folder, oldest first, without a gap.
-fn segment_paths(disk: &dyn Disk, dir: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
-    let paths = disk.list(dir).map_err(|source| StoreError::File { action: "list", path: dir.to_owned(), source })?;
-    let mut segments: Vec<(u64, PathBuf)> =
-        paths.into_iter().filter_map(|path| Some((sequence_of(&path)?, path))).collect();
-    segments.sort();
-    let gap = segments.windows(2).find(|pair| pair[1].0 != pair[0].0 + 1);
-    match gap {
-        Some(pair) => Err(damaged(&pair[0].1, 0, "the segment behind it is missing")),
-        None => Ok(segments),
-    }
-}
-
-fn sequence_of(path: &Path) -> Option<u64> {
-    path.file_name()?.to_str()?.strip_prefix("wal-")?.strip_suffix(".log")?.parse().ok()
-}
-
-/// Takes the records of a segment; returns how many bytes of the file are good.
-fn read_segment(segment: &mut Segment, bytes: &[u8], recovered: &mut Recovered) -> Result<usize, StoreError> {
-    let mut position = SEGMENT_HEADER;
-    loop {
-        let offset = segment.base + (position - SEGMENT_HEADER) as u64;
-        let Some(frame) = Frame::read(bytes, position, Some(offset)) else {
-            check_torn(segment, bytes, position, offset)?;
-            return Ok(position);
-        };
-        let payload = Bytes::copy_from_slice(&bytes[frame.payload.clone()]);
-        let record =
-            Record::decode(frame.kind, payload).map_err(|reason| damaged(&segment.path, position as u64, &reason))?;
-        if let Record::Entry { index, .. } = &record {
-            segment.last_entry = segment.last_entry.max(Some(*index));
-        }
-        recovered.take(record).map_err(|reason| damaged(&segment.path, position as u64, &reason))?;
-        position = frame.next;
-    }
-}
-
-/// A bad record is a torn end, unless a record behind it proves that the disk had confirmed it.
-fn check_torn(segment: &Segment, bytes: &[u8], position: usize, offset: u64) -> Result<(), StoreError> {
-    let proof = find_record(bytes, position + ALIGNMENT, |frame| frame.durable > offset);
-    if let Some(proof) = proof {
-        let reason = format!("the record is not valid, and one at byte {proof} says that it was durable");
-        return Err(damaged(&segment.path, position as u64, &reason));
-    }
-    let torn = bytes.iter().skip(position).filter(|byte| **byte != 0).count();
-    if torn > 0 {
-        tracing::warn!(path = %segment.path.display(), position, torn, "cutting the torn end of the log");
-    }
-    Ok(())
-}
-
-/// The first position, from a given one on, of a valid record that is looked for.
-fn find_record(bytes: &[u8], from: usize, wanted: impl Fn(&Frame) -> bool) -> Option<usize> {
-    let candidates = (from..bytes.len()).step_by(ALIGNMENT).filter(|at| bytes[*at..].starts_with(&RECORD_MARK));
-    candidates.into_iter().find(|at| Frame::read(bytes, *at, None).is_some_and(|frame| wanted(&frame)))
-}
-
-fn damaged(path: &Path, offset: u64, reason: &str) -> StoreError {
-    StoreError::Damaged { path: path.to_owned(), offset, reason: reason.to_owned() }
-}
-
-impl Recovered {
-    /// Takes the next record of the log.
-    fn take(&mut self, record: Record) -> Result<(), String> {
-        match record {
-            Record::Entry { index, body } => self.take_entry(index, body)?,
-            Record::Vote(vote) => self.vote = Some(vote),
-            Record::Committed(committed) => self.committed = Some(committed),
-            Record::Truncate { after: None } => self.entries.clear(),
-            Record::Truncate { after: Some(after) } => self.drop_behind(after),
-            Record::Purge { upto, log_id } => {
-                self.purged = Some((upto, log_id));
-                self.drop_purged();
-            }
-            Record::Mark => {}
-        }
-        Ok(())
-    }
-
-    fn take_entry(&mut self, index: u64, body: Bytes) -> Result<(), String> {
-        match self.entries.back() {
-            Some((last, _)) if index > last + 1 => {
-                return Err(format!("entry {index} follows entry {last}"));
-            }
-            Some(_) | None => {}
-        }
-        while self.entries.back().is_some_and(|(last, _)| *last >= index) {
-            self.entries.pop_back();
-        }
-        self.entries.push_back((index, body));
-        Ok(())
-    }
-
-    fn drop_behind(&mut self, after: u64) {
-        while self.entries.back().is_some_and(|(last, _)| *last > after) {
-            self.entries.pop_back();
-        }
-    }
-
-    fn drop_purged(&mut self) {
-        let Some((upto, _)) = &self.purged else { return };
-        while self.entries.front().is_some_and(|(first, _)| first <= upto) {
-            self.entries.pop_front();
-        }
-    }
-
-    /// Checks that the entries follow what was purged. Only at the end: the oldest segment may hold entries whose
-    /// purge is recorded in a later one.
-    fn finish(&mut self) -> Result<(), String> {
-        self.drop_purged();
-        match (&self.purged, self.entries.front()) {
-            (Some((upto, _)), Some((first, _))) if *first != upto + 1 => {
-                Err(format!("entries begin at {first}, and those up to {upto} were purged"))
-            }
-            (Some(_) | None, Some(_) | None) => Ok(()),
-        }
-    }
-}
-
-// ---- bytes ----
-
-/// A valid record in a file.
-struct Frame {
-    kind: u8,
-    durable: u64,
-    payload: Range<usize>,
-    next: usize,
-}
-
-impl Frame {
-    /// Reads the record at a position; nothing if it is not valid, or not the one with the expected offset.
-    fn read(bytes: &[u8], at: usize, expected: Option<u64>) -> Option<Frame> {
-        let header = bytes.get(at..at + RECORD_HEADER)?;
-        let length = u32_at(header, 24) as usize;
-        if header[..4] != RECORD_MARK || length > MAX_RECORD_BYTES {
-            return None;
-        }
-        let payload = at + RECORD_HEADER..at + RECORD_HEADER + length;
-        let checked = bytes.get(at + 8..payload.end)?;
-        let offset = u64_at(header, 8);
-        if crc32fast::hash(checked) != u32_at(header, 4) || expected.is_some_and(|expected| expected != offset) {
-            return None;
-        }
-        let next = payload.end.next_multiple_of(ALIGNMENT);
-        Some(Frame { kind: header[28], durable: u64_at(header, 16), payload, next })
-    }
-}
-
-impl Record {
-    const ENTRY: u8 = 1;
-    const VOTE: u8 = 2;
-    const COMMITTED: u8 = 3;
-    const TRUNCATE: u8 = 4;
-    const PURGE: u8 = 5;
-    const MARK: u8 = 6;
-
-    fn kind(&self) -> u8 {
-        match self {
-            Record::Entry { .. } => Self::ENTRY,
-            Record::Vote(_) => Self::VOTE,
-            Record::Committed(_) => Self::COMMITTED,
-            Record::Truncate { .. } => Self::TRUNCATE,
-            Record::Purge { .. } => Self::PURGE,
-            Record::Mark => Self::MARK,
-        }
-    }
-
-    fn payload_len(&self) -> usize {
-        match self {
-            Record::Entry { body, .. } => 8 + body.len(),
-            Record::Vote(bytes) | Record::Committed(bytes) => bytes.len(),
-            Record::Truncate { after } => after.map_or(0, |_| 8),
-            Record::Purge { log_id, .. } => 8 + log_id.len(),
-            Record::Mark => 0,
-        }
-    }
-
-    fn encoded_len(&self) -> usize {
-        (RECORD_HEADER + self.payload_len()).next_multiple_of(ALIGNMENT)
-    }
-
-    fn encode(&self, offset: u64, durable: u64, into: &mut Vec<u8>) {
-        let at = into.len();
-        let length = u32::try_from(self.payload_len()).expect("records are bounded by MAX_RECORD_BYTES");
-        into.extend_from_slice(&RECORD_MARK);
-        into.extend_from_slice(&[0; 4]);
-        into.extend_from_slice(&offset.to_le_bytes());
-        into.extend_from_slice(&durable.to_le_bytes());
-        into.extend_from_slice(&length.to_le_bytes());
-        into.extend_from_slice(&[self.kind(), 0, 0, 0]);
-        match self {
-            Record::Entry { index: number, body } | Record::Purge { upto: number, log_id: body } => {
-                into.extend_from_slice(&number.to_le_bytes());
-                into.extend_from_slice(body);
-            }
-            Record::Vote(body) | Record::Committed(body) => into.extend_from_slice(body),
-            Record::Truncate { after: Some(after) } => into.extend_from_slice(&after.to_le_bytes()),
-            Record::Truncate { after: None } | Record::Mark => {}
-        }
-        let crc = crc32fast::hash(&into[at + 8..]);
-        into[at + 4..at + 8].copy_from_slice(&crc.to_le_bytes());
-        into.resize(at + self.encoded_len(), 0);
-    }
-
-    fn decode(kind: u8, payload: Bytes) -> Result<Record, String> {
-        let numbered = |payload: &Bytes| {
-            let number = payload.get(..8).map(|number| u64_at(number, 0));
-            number.map(|number| (number, payload.slice(8..))).ok_or("a record is too short".to_owned())
-        };
-        match kind {
-            Self::ENTRY => numbered(&payload).map(|(index, body)| Record::Entry { index, body }),
-            Self::VOTE => Ok(Record::Vote(payload)),
-            Self::COMMITTED => Ok(Record::Committed(payload)),
-            Self::TRUNCATE if payload.is_empty() => Ok(Record::Truncate { after: None }),
-            Self::TRUNCATE => numbered(&payload).map(|(after, _)| Record::Truncate { after: Some(after) }),
-            Self::PURGE => numbered(&payload).map(|(upto, log_id)| Record::Purge { upto, log_id }),
-            Self::MARK => Ok(Record::Mark),
-            kind => Err(format!("a record is of kind {kind}, which a newer version wrote")),
-        }
-    }
-}
-
-fn encode_segment_header(sequence: u64, base: u64) -> [u8; SEGMENT_HEADER] {
-    let mut header = [0; SEGMENT_HEADER];
-    header[..8].copy_from_slice(&SEGMENT_MARK);
-    header[8..16].copy_from_slice(&sequence.to_le_bytes());
-    header[16..24].copy_from_slice(&base.to_le_bytes());
-    let crc = crc32fast::hash(&header[..24]);
-    header[24..28].copy_from_slice(&crc.to_le_bytes());
-    header
-}
-
-/// The base of a segment; nothing if its header is not valid.
-fn decode_segment_header(bytes: &[u8], sequence: u64) -> Option<u64> {
-    let header = bytes.get(..SEGMENT_HEADER)?;
-    let valid = header[..8] == SEGMENT_MARK
-        && u64_at(header, 8) == sequence
-        && crc32fast::hash(&header[..24]) == u32_at(header, 24);
-    valid.then(|| u64_at(header, 16))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    bytes[at..at + 4].iter().rev().fold(0, |number, byte| number << 8 | u32::from(*byte))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    bytes[at..at + 8].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+fn unreadable(path: &Path, place: &Place) -> io::Error {
+    let reason = format!("entry {} at byte {} of {} is damaged", place.id.index, place.position, path.display());
+    io::Error::new(io::ErrorKind::InvalidData, reason)
 }

@@ -1,5 +1,4 @@
-//! Raft's log on disk: openraft's storage traits over the write-ahead log, with the entries behind the last purge
-//! in memory.
+//! Raft's log on disk: openraft's storage traits over the write-ahead log, with the newest entries in memory.
 //!
 //! An entry is readable as soon as [`append`](RaftLogStorage::append) returns and durable when its callback is called.
 //! What is committed is remembered without waiting for the disk: it may be behind after a crash, never ahead.
@@ -28,7 +27,7 @@ use super::{RaftEntry, RaftLogId, RaftVote, StoreError, TypeConfig};
 pub use crate::wal::LogHealth;
 use crate::{
     wal::{
-        Record, Recovered, Wal,
+        EntryId, Place, Record, Recovered, Wal,
         disk::{Disk, OsDisk, Space},
     },
     wire::{self, WireError},
@@ -37,6 +36,9 @@ use crate::{
 /// Bytes of entries that one batch of replication carries: a peer refuses frames of more than 8 MiB, and an entry
 /// that is larger by itself travels alone.
 const REPLICATION_BATCH_BYTES: usize = 1024 * 1024;
+/// Bytes of entries that are kept in memory. Followers that keep up and the state machine read from here; a follower
+/// that was away, and a start, read older ones from disk.
+const HOT_BYTES: usize = 64 * 1024 * 1024;
 /// What an entry costs in a frame besides its proposal.
 const ENTRY_OVERHEAD: usize = 64;
 /// No proposal is taken when less than this is free: the log, snapshots and the other nodes' entries still need room.
@@ -66,6 +68,8 @@ struct Inner {
     dir: PathBuf,
     wal: Wal,
     disk: Arc<dyn Disk>,
+    /// How many bytes of entries stay in memory.
+    hot_bytes: usize,
     log: RwLock<Log>,
     space: Mutex<Option<(Instant, Space)>>,
 }
@@ -77,7 +81,24 @@ struct Log {
     committed: Option<RaftLogId>,
     purged: Option<RaftLogId>,
     /// Behind `purged`, without a gap.
-    entries: VecDeque<RaftEntry>,
+    entries: VecDeque<Slot>,
+    /// How many of them, from the front, are on disk only.
+    cold: usize,
+    hot_bytes: usize,
+}
+
+/// Room for an entry.
+struct Slot {
+    log_id: RaftLogId,
+    size: usize,
+    held: Held,
+}
+
+/// Where an entry is to be had.
+#[derive(Clone)]
+enum Held {
+    Hot(RaftEntry),
+    Cold(Place),
 }
 
 impl LogStore {
@@ -86,20 +107,21 @@ impl LogStore {
     /// # Errors
     /// When a file cannot be read, or the log is damaged where the disk had confirmed it.
     pub fn open(dir: &Path) -> Result<LogStore, StoreError> {
-        Self::open_on(dir, Arc::new(OsDisk))
+        Self::open_on(dir, Arc::new(OsDisk), HOT_BYTES)
     }
 
-    pub(crate) fn open_on(dir: &Path, disk: Arc<dyn Disk>) -> Result<LogStore, StoreError> {
+    pub(crate) fn open_on(dir: &Path, disk: Arc<dyn Disk>, hot_bytes: usize) -> Result<LogStore, StoreError> {
         fs::create_dir_all(dir).map_err(|source| StoreError::File {
             action: "make folder",
             path: dir.to_owned(),
             source,
         })?;
         let (wal, recovered) = Wal::open(dir, disk.clone())?;
-        let log = Log::decode(recovered)
-            .map_err(|source| StoreError::Unreadable { path: dir.to_owned(), source: Box::new(source) })?;
+        let unreadable = |source| StoreError::Unreadable { path: dir.to_owned(), source: Box::new(source) };
+        let mut log = Log::decode(recovered).map_err(unreadable)?;
+        log.cool(hot_bytes, |index| wal.place(index));
         let (log, space) = (RwLock::new(log), Mutex::new(None));
-        Ok(LogStore(Arc::new(Inner { dir: dir.to_owned(), wal, disk, log, space })))
+        Ok(LogStore(Arc::new(Inner { dir: dir.to_owned(), wal, disk, hot_bytes, log, space })))
     }
 
     /// Index of the last entry, or 0 when there is none.
@@ -149,6 +171,29 @@ impl LogStore {
         }
     }
 
+    /// The entries of a range that are in the log, the first of them at least and no more bytes than allowed. Cold ones
+    /// may be purged while they are read: then the log says so when it is asked again.
+    async fn entries<RB: RangeBounds<u64> + Clone>(&self, range: RB, max_bytes: usize) -> io::Result<Vec<RaftEntry>> {
+        loop {
+            let (held, purged) = self.read(|log| (log.select(range.clone(), max_bytes), log.purged));
+            let all_hot = held.iter().all(|held| matches!(held, Held::Hot(_)));
+            let found = if all_hot { warm(held, Vec::new()) } else { self.fetch(held).await };
+            match found {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && self.read(|log| log.purged) != purged => {}
+                found => return found,
+            }
+        }
+    }
+
+    async fn fetch(&self, held: Vec<Held>) -> io::Result<Vec<RaftEntry>> {
+        let store = self.clone();
+        let fetch = move || {
+            let places: Vec<Place> = held.iter().filter_map(Held::place).collect();
+            warm(held, store.0.wal.read(&places)?)
+        };
+        tokio::task::spawn_blocking(fetch).await.map_err(io::Error::other)?
+    }
+
     fn read<R>(&self, f: impl FnOnce(&Log) -> R) -> R {
         f(&self.0.log.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -158,22 +203,45 @@ impl LogStore {
     }
 }
 
+impl Held {
+    fn place(&self) -> Option<Place> {
+        match self {
+            Held::Hot(_) => None,
+            Held::Cold(place) => Some(*place),
+        }
+    }
+}
+
+/// Puts what was read from disk where it belongs.
+fn warm(held: Vec<Held>, cold: Vec<Bytes>) -> io::Result<Vec<RaftEntry>> {
+    let mut cold = cold.into_iter();
+    let entry = |held| match held {
+        Held::Hot(entry) => Ok(entry),
+        Held::Cold(_) => {
+            let body = cold.next().expect("one body was read for each cold entry");
+            wire::decode_entry(body).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+        }
+    };
+    held.into_iter().map(entry).collect()
+}
+
 impl Log {
     fn decode(recovered: Recovered) -> Result<Log, WireError> {
-        let entries = recovered.entries.into_iter().map(|(_, body)| wire::decode_entry(body));
         let mut log = Log {
             vote: recovered.vote.map(decode_vote).transpose()?,
             committed: recovered.committed.map(decode_log_id).transpose()?,
             purged: recovered.purged.map(|(_, log_id)| decode_log_id(log_id)).transpose()?,
-            entries: entries.collect::<Result<_, _>>()?,
+            ..Log::default()
         };
-        let last = log.last_log_id();
-        log.committed = log.committed.min(last);
+        for (_, body) in recovered.entries {
+            log.push(wire::decode_entry(body)?);
+        }
+        log.committed = log.committed.min(log.last_log_id());
         Ok(log)
     }
 
     fn last_log_id(&self) -> Option<RaftLogId> {
-        self.entries.back().map(|entry| entry.log_id).or(self.purged)
+        self.entries.back().map(|slot| slot.log_id).or(self.purged)
     }
 
     fn append(&mut self, entry: RaftEntry) -> io::Result<()> {
@@ -183,28 +251,57 @@ impl Log {
                 Err(io::Error::other(format!("append entry {index} behind entry {}", last.index)))
             }
             Some(_) | None => {
-                self.entries.push_back(entry);
+                self.push(entry);
                 Ok(())
             }
         }
     }
 
+    fn push(&mut self, entry: RaftEntry) {
+        let size = size_of_entry(&entry);
+        self.hot_bytes += size;
+        self.entries.push_back(Slot { log_id: entry.log_id, size, held: Held::Hot(entry) });
+    }
+
     fn truncate_after(&mut self, after: Option<u64>) {
-        while self.entries.back().is_some_and(|entry| after.is_none_or(|after| entry.log_id.index > after)) {
-            self.entries.pop_back();
+        while self.entries.back().is_some_and(|slot| after.is_none_or(|after| slot.log_id.index > after)) {
+            let removed = self.entries.pop_back();
+            self.forget(removed);
         }
+        self.cold = self.cold.min(self.entries.len());
     }
 
     fn purge(&mut self, upto: RaftLogId) {
-        while self.entries.front().is_some_and(|entry| entry.log_id.index <= upto.index) {
-            self.entries.pop_front();
+        while self.entries.front().is_some_and(|slot| slot.log_id.index <= upto.index) {
+            let removed = self.entries.pop_front();
+            self.cold = self.cold.saturating_sub(1);
+            self.forget(removed);
         }
         self.purged = self.purged.max(Some(upto));
     }
 
-    /// The entries of a range that are here, the first of them at least and no more bytes than allowed.
-    fn entries(&self, range: impl RangeBounds<u64>, max_bytes: usize) -> Vec<RaftEntry> {
-        let Some(first) = self.entries.front().map(|entry| entry.log_id.index) else { return Vec::new() };
+    fn forget(&mut self, slot: Option<Slot>) {
+        self.hot_bytes -= match slot {
+            Some(Slot { size, held: Held::Hot(_), .. }) => size,
+            Some(Slot { held: Held::Cold(_), .. }) | None => 0,
+        };
+    }
+
+    /// Leaves the oldest entries to the disk while more is in memory than allowed: those that are committed, so that
+    /// they stay what they are, and written.
+    fn cool(&mut self, hot_bytes: usize, place: impl Fn(u64) -> Option<Place>) {
+        while self.hot_bytes > hot_bytes {
+            let Some(slot) = self.entries.get_mut(self.cold) else { return };
+            let written = place(slot.log_id.index).filter(|place| place.id == entry_id(&slot.log_id));
+            let Some(place) = written.filter(|_| Some(slot.log_id) <= self.committed) else { return };
+            slot.held = Held::Cold(place);
+            self.hot_bytes -= slot.size;
+            self.cold += 1;
+        }
+    }
+
+    fn select(&self, range: impl RangeBounds<u64>, max_bytes: usize) -> Vec<Held> {
+        let Some(first) = self.entries.front().map(|slot| slot.log_id.index) else { return Vec::new() };
         let start = match range.start_bound() {
             Bound::Included(start) => *start,
             Bound::Excluded(start) => start.saturating_add(1),
@@ -213,15 +310,19 @@ impl Log {
         let skipped = usize::try_from(start.saturating_sub(first)).unwrap_or(usize::MAX);
         let mut bytes = 0;
         let mut selected = Vec::new();
-        for entry in self.entries.iter().skip(skipped).take_while(|entry| range.contains(&entry.log_id.index)) {
-            bytes += size_of_entry(entry);
+        for slot in self.entries.iter().skip(skipped).take_while(|slot| range.contains(&slot.log_id.index)) {
+            bytes += slot.size;
             if bytes > max_bytes && !selected.is_empty() {
                 break;
             }
-            selected.push(entry.clone());
+            selected.push(slot.held.clone());
         }
         selected
     }
+}
+
+fn entry_id(log_id: &RaftLogId) -> EntryId {
+    EntryId { index: log_id.index, term: log_id.leader_id.term, node: log_id.leader_id.node_id }
 }
 
 fn size_of_entry(entry: &RaftEntry) -> usize {
@@ -255,11 +356,11 @@ impl RaftLogReader<TypeConfig> for LogStore {
         &mut self,
         range: RB,
     ) -> Result<Vec<RaftEntry>, io::Error> {
-        Ok(self.read(|log| log.entries(range, usize::MAX)))
+        self.entries(range, usize::MAX).await
     }
 
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<RaftEntry>, io::Error> {
-        let entries = self.read(|log| log.entries(start..end, REPLICATION_BATCH_BYTES));
+        let entries = self.entries(start..end, REPLICATION_BATCH_BYTES).await?;
         if entries.first().is_some_and(|entry| entry.index() == start) || start >= end {
             Ok(entries)
         } else {
@@ -299,7 +400,10 @@ impl RaftLogStorage<TypeConfig> for LogStore {
 
     async fn save_committed(&mut self, committed: Option<RaftLogId>) -> Result<(), io::Error> {
         let Some(committed) = committed else { return Ok(()) };
-        self.update(|log| log.committed = Some(committed));
+        self.update(|log| {
+            log.committed = Some(committed);
+            log.cool(self.0.hot_bytes, |index| self.0.wal.place(index));
+        });
         self.0.wal.write(vec![Record::Committed(encode_log_id(&committed))]).await
     }
 
@@ -316,7 +420,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         let appended = self.update(|log| {
             entries.into_iter().try_for_each(|entry| {
                 let body = wire::encode_entry(&entry).into();
-                records.push(Record::Entry { index: entry.log_id.index, body });
+                records.push(Record::Entry { id: entry_id(&entry.log_id), body });
                 log.append(entry)
             })
         });
@@ -335,3 +439,6 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         self.0.wal.write(vec![Record::Purge { upto: log_id.index, log_id: encode_log_id(&log_id) }]).await
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,6 +20,8 @@ pub(crate) trait Disk: Send + Sync + 'static {
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
     /// All bytes of a file.
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
+    /// Parts of a file: position and length of each.
+    fn read_ranges(&self, path: &Path, ranges: &[(u64, usize)]) -> io::Result<Vec<Vec<u8>>>;
     /// The files of a folder.
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>>;
     /// Removes a file.
@@ -75,6 +77,15 @@ impl Disk for OsDisk {
 
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
         std::fs::read(path)
+    }
+
+    fn read_ranges(&self, path: &Path, ranges: &[(u64, usize)]) -> io::Result<Vec<Vec<u8>>> {
+        let file = File::open(path)?;
+        let read = |(position, length): &(u64, usize)| {
+            let mut bytes = vec![0; *length];
+            file.read_exact_at(&mut bytes, *position).map(|()| bytes)
+        };
+        ranges.iter().map(read).collect()
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {

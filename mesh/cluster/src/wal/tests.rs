@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 use super::{
     disk::{OsDisk, Space},
+    record::Frame,
     *,
 };
 
@@ -72,7 +73,7 @@ async fn what_was_cut_does_not_come_back() {
     crash_after_unconfirmed_batch(&dir).await;
     damage(&dir, 13, |record| record.fill(0));
     let (wal, _) = open(&dir);
-    write(&wal, vec![Record::Entry { index: 14, body: Bytes::from_static(b"entry 14") }]).await.unwrap();
+    write(&wal, vec![Record::Entry { id: id(14), body: Bytes::from_static(b"entry 14") }]).await.unwrap();
     wal.close().await;
 
     assert_eq!(indexes(&open(&dir).1), (1..=14).collect::<Vec<_>>());
@@ -117,13 +118,13 @@ async fn a_log_cut_anywhere_gives_a_prefix() {
     let whole = std::fs::read(only_segment(&dir)).unwrap();
     wal.close().await;
     let positions = record_positions(&whole);
-    let end = positions.last().unwrap() + 64;
+    let end = positions.last().unwrap() + 80;
 
     for cut in SEGMENT_HEADER..end {
         let dir = folder();
         std::fs::write(dir.path().join("wal-00000000000000000001.log"), &whole[..cut]).unwrap();
         let (_, recovered) = OsDiskRecovery::of(&dir);
-        let complete = positions.iter().filter(|at| **at + 32 + 8 + "entry 1".len() <= cut).count() as u64;
+        let complete = positions.iter().filter(|at| **at + 32 + 24 + "entry 1".len() <= cut).count() as u64;
         assert_eq!(indexes(&recovered), (1..=complete).collect::<Vec<_>>(), "cut at {cut}");
     }
 }
@@ -135,7 +136,7 @@ async fn purged_segments_are_removed_and_what_stands_is_repeated() {
     write(&wal, vec![Record::Vote(Bytes::from_static(b"vote"))]).await.unwrap();
     let large = Bytes::from(vec![7; 9 * 1024 * 1024]);
     for index in 1..=20 {
-        write(&wal, vec![Record::Entry { index, body: large.clone() }]).await.unwrap();
+        write(&wal, vec![Record::Entry { id: id(index), body: large.clone() }]).await.unwrap();
     }
     assert_eq!(segments(&dir).len(), 3);
 
@@ -155,7 +156,7 @@ async fn a_segment_that_is_missing_between_others_is_fatal() {
     let wal = open(&dir).0;
     let large = Bytes::from(vec![7; 9 * 1024 * 1024]);
     for index in 1..=20 {
-        write(&wal, vec![Record::Entry { index, body: large.clone() }]).await.unwrap();
+        write(&wal, vec![Record::Entry { id: id(index), body: large.clone() }]).await.unwrap();
     }
     wal.close().await;
     std::fs::remove_file(&segments(&dir)[1]).unwrap();
@@ -177,6 +178,26 @@ async fn a_segment_that_a_crash_left_half_made_is_made_anew() {
 
     assert_eq!(indexes(&recovered), [1, 2, 3]);
     assert_eq!(segments(&dir).len(), 1);
+    wal.close().await;
+}
+
+#[tokio::test]
+async fn an_entry_is_read_back_from_where_it_lies() {
+    let dir = folder();
+    let (wal, _) = open(&dir);
+    write(&wal, entries(1..=5)).await.unwrap();
+    write(&wal, vec![Record::Truncate { after: Some(3) }]).await.unwrap();
+    let other = EntryId { term: 2, ..id(4) };
+    write(&wal, vec![Record::Entry { id: other, body: Bytes::from_static(b"other 4") }]).await.unwrap();
+    wal.close().await;
+
+    let (wal, _) = open(&dir);
+    let places: Vec<Place> = (2..=4).map(|index| wal.place(index).unwrap()).collect();
+
+    assert_eq!(wal.read(&places).unwrap(), ["entry 2", "entry 3", "other 4"]);
+    assert_eq!(places[2].id, other);
+    damage(&dir, 1, |record| record[60] ^= 1);
+    assert_eq!(wal.read(&places).unwrap_err().kind(), io::ErrorKind::InvalidData);
     wal.close().await;
 }
 
@@ -296,6 +317,10 @@ impl Disk for FaultyDisk {
         OsDisk.read(path)
     }
 
+    fn read_ranges(&self, path: &Path, ranges: &[(u64, usize)]) -> io::Result<Vec<Vec<u8>>> {
+        OsDisk.read_ranges(path, ranges)
+    }
+
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
         OsDisk.list(dir)
     }
@@ -359,12 +384,16 @@ fn open(dir: &TempDir) -> (Wal, Recovered) {
 }
 
 fn entries(indexes: std::ops::RangeInclusive<u64>) -> Vec<Record> {
-    let entry = |index| Record::Entry { index, body: Bytes::from(format!("entry {index}")) };
+    let entry = |index| Record::Entry { id: id(index), body: Bytes::from(format!("entry {index}")) };
     indexes.map(entry).collect()
 }
 
+fn id(index: u64) -> EntryId {
+    EntryId { index, term: 1, node: 1 }
+}
+
 fn indexes(recovered: &Recovered) -> Vec<u64> {
-    recovered.entries.iter().map(|(index, _)| *index).collect()
+    recovered.entries.iter().map(|(place, _)| place.id.index).collect()
 }
 
 async fn write(wal: &Wal, records: Vec<Record>) -> io::Result<()> {
