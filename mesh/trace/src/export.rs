@@ -5,16 +5,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use opentelemetry::{
-    Context, InstrumentationScope, KeyValue,
-    trace::TracerProvider as _,
-};
+use opentelemetry::{Context, InstrumentationScope, KeyValue, trace::TracerProvider as _};
 use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig};
 use opentelemetry_sdk::{
     Resource,
     error::OTelSdkResult,
     trace::{
-        BatchConfig, BatchConfigBuilder, BatchSpanProcessor, SdkTracerProvider, Span as SdkSpan, SpanData, SpanProcessor,
+        BatchConfig, BatchConfigBuilder, BatchSpanProcessor, SdkTracerProvider, Span as SdkSpan, SpanData,
+        SpanProcessor,
     },
 };
 use tokio::runtime::Runtime;
@@ -182,8 +180,8 @@ fn otlp(endpoint: &str, resource: &Resource) -> Result<(BatchSpanProcessor, Runt
         .map_err(InstallError::Runtime)?;
     // The channel takes the runtime that it is built in.
     let entered = runtime.enter();
-    let exporter = exporter(endpoint)
-        .map_err(|source| InstallError::Exporter { endpoint: endpoint.to_owned(), source })?;
+    let exporter =
+        exporter(endpoint).map_err(|source| InstallError::Exporter { endpoint: endpoint.to_owned(), source })?;
     drop(entered);
     let mut batch = BatchSpanProcessor::builder(exporter).with_batch_config(batch_config()).build();
     batch.set_resource(resource);

@@ -117,8 +117,12 @@ impl SpanRecord {
     /// Roughly what the record takes in memory.
     pub(crate) fn weight(&self) -> usize {
         const FIXED: usize = 400;
-        let maps = self.links.iter().map(|link| &link.attributes).chain(self.events.iter().map(|event| &event.attributes));
-        FIXED + self.name.len() + map_weight(&self.attributes) + maps.map(|map| FIXED / 4 + map_weight(map)).sum::<usize>()
+        let maps =
+            self.links.iter().map(|link| &link.attributes).chain(self.events.iter().map(|event| &event.attributes));
+        FIXED
+            + self.name.len()
+            + map_weight(&self.attributes)
+            + maps.map(|map| FIXED / 4 + map_weight(map)).sum::<usize>()
     }
 }
 

@@ -137,7 +137,11 @@ fn fresh_context(parent: Option<&TraceContext>) -> TraceContext {
     let trace_id = parent.map_or_else(|| u128::from_be_bytes(ids.new_trace_id().to_bytes()), |parent| parent.trace_id);
     let span_id = u64::from_be_bytes(ids.new_span_id().to_bytes());
     // Zero is not an id, and one draw in 2^64 is zero.
-    TraceContext { trace_id: trace_id.max(1), span_id: span_id.max(1), sampled: parent.is_none_or(|parent| parent.sampled) }
+    TraceContext {
+        trace_id: trace_id.max(1),
+        span_id: span_id.max(1),
+        sampled: parent.is_none_or(|parent| parent.sampled),
+    }
 }
 
 fn core_context(context: &SpanContext) -> Option<TraceContext> {
@@ -183,10 +187,8 @@ fn report_lost_to(tracing: &Tracing, span: LostSpan) {
     if !span.context.sampled {
         return;
     }
-    let mut attributes = vec![
-        KeyValue::new(names::ERROR_TYPE, names::error::NODE_LOST),
-        KeyValue::new(names::SPAN_RECOVERED, true),
-    ];
+    let mut attributes =
+        vec![KeyValue::new(names::ERROR_TYPE, names::error::NODE_LOST), KeyValue::new(names::SPAN_RECOVERED, true)];
     attributes.extend(span.attributes.into_iter().map(truncated_attribute));
     tracing.pipeline.on_end(SpanData {
         span_context: otel_context(&span.context, false),
