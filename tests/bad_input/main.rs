@@ -1,1 +1,7 @@
-//! Placeholder.
+//! Bad input gets a clear error, and nothing is lost.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod configuration;
+mod disk;
+mod quorum;
+mod requests;

@@ -90,6 +90,23 @@ impl TestNode {
         }
     }
 
+    /// A node that ran before: its folder holds its configuration and its data.
+    pub fn existing(home: &Path) -> Self {
+        let config = fs::read_to_string(home.join("towline.yaml")).unwrap();
+        let address = |key: &str| {
+            let (_, rest) = config.split_once(&format!("{key}: \"")).expect("the listener is in the file");
+            rest.split('"').next().unwrap().to_owned()
+        };
+        Self {
+            name: home.file_name().and_then(|name| name.to_str()).expect("a folder has a name").to_owned(),
+            id: 0,
+            url: format!("http://{}", address("http")),
+            peer: address("peer"),
+            home: home.to_owned(),
+            process: None,
+        }
+    }
+
     /// Its configuration file.
     pub fn config(&self) -> PathBuf {
         self.home.join("towline.yaml")
@@ -225,6 +242,18 @@ impl Cluster {
             let member = cluster.nodes[0].peer.clone();
             cluster.nodes[position].start(Some((&member, &token)));
         }
+        cluster.all_ready().await;
+        cluster
+    }
+
+    /// Starts the nodes a, b and c whose folders lie in this one, as `towline demo --keep` leaves them.
+    pub async fn start_again(kept: &Path) -> Self {
+        let folder = tempfile::Builder::new().prefix("towline-test-").tempdir().unwrap();
+        let mut nodes: Vec<TestNode> = NAMES.iter().take(3).map(|name| TestNode::existing(&kept.join(name))).collect();
+        for node in &mut nodes {
+            node.start(None);
+        }
+        let mut cluster = Self { nodes, folder };
         cluster.all_ready().await;
         cluster
     }

@@ -1,0 +1,124 @@
+//! A disk that is full. The data folder lies on a small file system of its own.
+
+use serde_json::{Value, json};
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+};
+use towline_tests::{Answer, Cluster, FakeModel, Plan, TestNode, eventually, run_cli, state_of, text_message};
+
+const SPEAKER: &str = "agents:\n  - { name: speaker, description: Speaks., instruction: Speak. }\n";
+
+const SIZE: &str = "size=96m";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_refuses_new_work_keeps_what_it_has_and_is_shown_in_cluster_status() {
+    let model = FakeModel::start(|_| Answer::say("spoken")).await;
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = TestNode::new(folder.path(), "a", 8, &(model.config() + SPEAKER));
+    let disk = SmallDisk::mount(&node.data());
+    node.init().await;
+    node.start(None);
+    node.ready().await;
+    let speaker = node.agent("speaker");
+    let done = speaker.send(text_message("m-1", "speak")).await.unwrap();
+    assert_eq!(state_of(&done), "TASK_STATE_COMPLETED");
+
+    disk.fill();
+    let refused = eventually("new work to be refused", async || {
+        let id = format!("m-{}", fastrand());
+        speaker.send(text_message(&id, &"x".repeat(200_000))).await.err()
+    })
+    .await;
+    assert!(refused.message.contains("disk"), "it says why: {refused:?}");
+    assert_eq!(speaker.get(done["id"].as_str().unwrap()).await.unwrap(), done, "what it has is kept");
+    let status = node.operator("cluster").await.unwrap();
+    assert_eq!(status["disk"]["health"], "full", "{status}");
+    let shown = run_cli(["cluster", "status", "--server", &node.url]).await;
+    assert_eq!(shown.code, 0, "{shown:?}");
+    assert!(shown.stdout.lines().any(|line| line.starts_with("disk") && line.contains("full")), "{shown:?}");
+
+    disk.empty();
+    let again = eventually("new work to be taken", async || {
+        let id = format!("m-{}", fastrand());
+        speaker.send(text_message(&id, "speak")).await.ok()
+    })
+    .await;
+    assert_eq!(state_of(&again), "TASK_STATE_COMPLETED");
+    node.kill().await;
+    node.start(None);
+    node.ready().await;
+    assert_eq!(node.agent("speaker").get(done["id"].as_str().unwrap()).await.unwrap(), done, "also after a restart");
+    node.kill().await;
+}
+
+/// A number that no other message of this process has.
+fn fastrand() -> u64 {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static NEXT: AtomicU64 = AtomicU64::new(1_000);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A file system in memory, unmounted on drop.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(at: &Path) -> Self {
+        fs::create_dir_all(at).unwrap();
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", SIZE, "tmpfs"]).arg(at).status().unwrap();
+        assert!(mounted.success(), "mounting a small file system needs root");
+        Self(at.to_owned())
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.0.join("filler")
+    }
+
+    fn fill(&self) {
+        let mut file = File::create(self.filler()).unwrap();
+        for size in [1 << 20, 1 << 12, 1] {
+            while file.write_all(&vec![b'x'; size]).is_ok() {}
+        }
+    }
+
+    fn empty(&self) {
+        fs::remove_file(self.filler()).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg("--lazy").arg(&self.0).status();
+        assert!(unmounted.is_ok_and(|status| status.success()) || std::thread::panicking(), "unmount {:?}", self.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_with_a_full_disk_does_not_stop_the_others() {
+    let model = FakeModel::start(|_| Answer::say("spoken")).await;
+    let mesh = model.config() + "agents:\n  - { name: speaker, description: S., instruction: S., replicas: all }\n";
+    let mut cluster = Cluster::start(Plan { nodes: 2, permits: 8, mesh: mesh.clone() }).await;
+    let mut third = TestNode::new(cluster.folder(), "third", 8, &mesh);
+    let disk = SmallDisk::mount(&third.data());
+    let token = cluster.join_token().await;
+    third.start(Some((&cluster.nodes[0].peer, &token)));
+    cluster.nodes.push(third);
+    cluster.all_ready().await;
+
+    disk.fill();
+    for round in 0..5 {
+        let message = text_message(&format!("m-{round}"), &"x".repeat(100_000));
+        let task = cluster.nodes[round % 2].agent("speaker").send(message).await.unwrap();
+        assert_eq!(state_of(&task), "TASK_STATE_COMPLETED");
+    }
+    disk.empty();
+    let list = eventually("the full node to catch up", async || {
+        let list = cluster.nodes[2].agent("speaker").call("ListTasks", json!({})).await.ok()?;
+        (list["totalSize"] == Value::from(5)).then_some(list)
+    })
+    .await;
+    assert_eq!(list["tasks"].as_array().unwrap().len(), 5);
+    cluster.nodes[2].kill().await;
+}
