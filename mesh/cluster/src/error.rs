@@ -95,6 +95,12 @@ pub enum ClusterError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// A join token that is none. It is not repeated here: it is a secret.
+    #[error("join token {reason}")]
+    Token {
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A certificate could not be made or read.
     #[error("{action}: {reason}")]
     Certificate {
@@ -113,6 +119,9 @@ pub enum ClusterError {
         /// Whether it answered at all.
         reached: bool,
     },
+    /// The log or a snapshot cannot be opened.
+    #[error(transparent)]
+    Store(#[from] crate::raft::StoreError),
     /// The Raft core stopped for good; the process must end.
     #[error("raft core stopped: {reason}")]
     Fatal {

@@ -1,18 +1,50 @@
 //! The one way into the cluster for everything above it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use serde::{Deserialize, Serialize};
-use tokio::sync::{broadcast, watch};
+use bytes::Bytes;
+use futures::future::join_all;
+use openraft::async_runtime::WatchReceiver;
+use tokio::{
+    sync::{Semaphore, broadcast, watch},
+    time::{Instant, timeout, timeout_at},
+};
 use towline_core::{
-    AgentSpec, BootId, Effect, NodeAddresses, NodeHealth, NodeId, NodeRole, Proposal, Reply, State, TaskId,
-    TraceContext,
+    AgentSpec, Applied, BootId, Command, Effect, NodeHealth, NodeId, NodeRole, Principal, Proposal, Rejection, Reply,
+    State, TaskId, TraceContext,
+};
+use towline_proto::v1;
+use towline_trace::{Kind, Span, SpanRecord, names};
+use uuid::Uuid;
+
+use crate::{
+    ClusterStatus, Identity, ProposeError, TaskWatch, Unavailable,
+    certificates::CertificateDer,
+    leader::{Leadership, ReadIndex, Written},
+    membership::Token,
+    peers::{self, Lane, Peers},
+    sessions::{LeaderSessions, OwnSession},
+    status, wire,
 };
 
-use crate::{ProposeError, Unavailable};
-
+/// How long a proposal or a read waits: an election or two fit in.
+const DEADLINE: Duration = Duration::from_secs(5);
 /// When another try is worth it after [`ProposeError::Unavailable`]: an election takes about a second.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Proposals of one node that wait for their commit. Beyond it waiting only gets longer, so a caller is told to come back.
+const MAX_IN_FLIGHT: usize = 1_024;
+/// When another try is worth it if [`MAX_IN_FLIGHT`] was the reason: commits take milliseconds.
+const RETRY_AFTER_FULL: Duration = Duration::from_millis(200);
+/// Pause between tries to find the leader.
+const SEARCH_PAUSE: Duration = Duration::from_millis(40);
+/// One question for a read index: its answer takes one round trip to a quorum.
+const READ_INDEX_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// How long a node may take to look up its spans.
+const SPANS_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a registration waits for the session that it begins.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a leader waits for another to take over.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a node tells the cluster when it starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,94 +55,28 @@ pub struct Registration {
     pub agents: Vec<AgentSpec>,
 }
 
-/// The cluster as this node sees it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClusterStatus {
-    /// Name of the cluster.
-    pub cluster: String,
-    /// This node.
-    pub node: NodeId,
-    /// The leader, if one is known.
-    pub leader: Option<NodeId>,
-    /// The current term.
-    pub term: u64,
-    /// All nodes, by id.
-    pub members: Vec<MemberStatus>,
-    /// Log index up to which entries are known to be committed.
-    pub committed: u64,
-    /// Log index up to which this node has applied entries.
-    pub applied: u64,
-    /// How many voters there are and how many can be lost, in words.
-    pub quorum: String,
-    /// The disk of this node.
-    pub disk: DiskStatus,
+/// What a running node is made of.
+pub(crate) struct Inner {
+    pub(crate) identity: Identity,
+    pub(crate) boot: BootId,
+    pub(crate) options: crate::ClusterOptions,
+    pub(crate) authority: CertificateDer<'static>,
+    pub(crate) leadership: Leadership,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) leader_sessions: LeaderSessions,
+    pub(crate) own_session: Arc<OwnSession>,
+    pub(crate) http: reqwest::Client,
+    in_flight: Semaphore,
 }
 
-/// One node of the cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemberStatus {
-    /// Its id.
-    pub id: NodeId,
-    /// Its name.
-    pub name: String,
-    /// Voter or learner, as it was enrolled.
-    pub role: NodeRole,
-    /// Whether it counts for the quorum at this moment: a voter is a learner until it has caught up.
-    pub voting: bool,
-    /// Whether it can run tasks.
-    pub health: NodeHealth,
-    /// Where it is reached.
-    pub addresses: NodeAddresses,
-    /// Version of its binary.
-    pub version: String,
-    /// How many tasks it runs at the same time.
-    pub capacity: u32,
-    /// How many tasks it runs.
-    pub load: usize,
-    /// Log index up to which it holds the log; only the leader knows.
-    pub matched: Option<u64>,
-    /// How many entries it is behind; only the leader knows.
-    pub lag: Option<u64>,
-}
-
-/// Whether a node can write its log.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DiskStatus {
-    /// Whether it can.
-    pub health: DiskHealth,
-    /// What the log said last.
-    pub detail: String,
-}
-
-/// One word for the disk of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DiskHealth {
-    /// The log is written.
-    Ok,
-    /// There is no room for the log.
-    Full,
-}
-
-/// Wakes when something about a task was applied on this node.
-#[derive(Debug)]
-pub struct TaskWatch {
-    changes: watch::Receiver<u64>,
-}
-
-impl TaskWatch {
-    /// Returns when some event or change of lease of the task was applied here since the last call (or since the watch
-    /// was made). Changes are counted, never lost: several of them wake it once.
-    pub async fn changed(&mut self) {
-        if self.changes.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
-struct Inner {
-    effects: broadcast::Sender<Effect>,
-    session: watch::Sender<bool>,
+/// The parts that [`crate::Cluster::start`] puts together.
+pub(crate) struct Parts {
+    pub(crate) identity: Identity,
+    pub(crate) options: crate::ClusterOptions,
+    pub(crate) authority: CertificateDer<'static>,
+    pub(crate) leadership: Leadership,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) http: reqwest::Client,
 }
 
 /// The one way into the cluster; cheap to clone.
@@ -118,28 +84,54 @@ struct Inner {
 pub struct ClusterHandle(Arc<Inner>);
 
 impl ClusterHandle {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts { identity, options, authority, leadership, peers, http } = parts;
+        Self(Arc::new(Inner {
+            identity,
+            boot: BootId::from_uuid(Uuid::now_v7()),
+            options,
+            authority,
+            leadership,
+            peers,
+            leader_sessions: LeaderSessions::default(),
+            own_session: Arc::default(),
+            http,
+            in_flight: Semaphore::new(MAX_IN_FLIGHT),
+        }))
+    }
+
     /// This node.
     pub fn node_id(&self) -> NodeId {
-        NodeId(1)
+        self.0.identity.node
     }
 
     /// This life of this process.
     pub fn boot(&self) -> BootId {
-        BootId::from_uuid(uuid::Uuid::nil())
+        self.0.boot
     }
 
     /// Name of the cluster.
     pub fn cluster_name(&self) -> String {
-        String::new()
+        self.0.identity.cluster_name.clone()
     }
 
-    /// Has a proposal committed, and waits until this node has applied it.
+    /// Has a proposal committed, whoever leads, and waits until this node has applied it.
+    ///
+    /// Every command may be proposed again without harm, so a proposal whose answer was lost is sent to the next leader
+    /// until the deadline of five seconds.
     ///
     /// # Errors
     /// See [`ProposeError`]: refused, not sent, or sent without an answer.
     pub async fn propose(&self, proposal: Proposal, parent: Option<&TraceContext>) -> Result<Reply, ProposeError> {
-        let _ = (proposal, parent);
-        Err(ProposeError::Unavailable { reason: "no leader".into(), retry_after: RETRY_AFTER })
+        let command = command_name(&proposal.command);
+        let mut span = parent
+            .map(|parent| Span::child(format!("{} {command}", names::span::RAFT_PROPOSE), Kind::Internal, parent));
+        let result = self.commit(proposal, span.as_ref().map(Span::context)).await;
+        if let Some(span) = &mut span {
+            span.set(names::RAFT_COMMAND, command);
+            describe(span, &result);
+        }
+        result.map(|(_, reply)| reply)
     }
 
     /// Reads the state so that everything is seen that was committed before the call, on whatever node.
@@ -147,66 +139,90 @@ impl ClusterHandle {
     /// # Errors
     /// When no leader with a quorum answers in time.
     pub async fn read<R>(&self, f: impl FnOnce(&State) -> R) -> Result<R, Unavailable> {
-        let _ = f;
-        Err(Unavailable { reason: "no leader".into() })
+        let deadline = Instant::now() + DEADLINE;
+        let index = self.read_index(deadline).await?;
+        timeout_at(deadline, self.view().wait_applied(index)).await.map_err(|_| Unavailable {
+            reason: format!("this node did not apply entry {index} within {DEADLINE:?}"),
+        })?;
+        Ok(self.local(f))
     }
 
     /// Reads what this node has applied.
     pub fn local<R>(&self, f: impl FnOnce(&State) -> R) -> R {
-        f(&State::default())
+        self.view().read(f)
     }
 
     /// Watches one task.
     pub fn watch_task(&self, id: TaskId) -> TaskWatch {
-        let _ = id;
-        TaskWatch { changes: watch::channel(0).1 }
+        self.view().watch_task(id)
     }
 
     /// The effects of entries that are applied here from now on. A receiver that lags reconciles from the state.
     pub fn effects(&self) -> broadcast::Receiver<Effect> {
-        self.0.effects.subscribe()
+        self.view().effects()
     }
 
-    /// Registers this node and keeps its session alive from then on.
+    /// Registers this node and keeps its session alive from then on, registering again by itself when the session was
+    /// lost. Unless the registration was rejected it is also made later, when no leader was found in time.
     ///
     /// # Errors
     /// As for [`ClusterHandle::propose`].
     pub async fn register(&self, registration: Registration) -> Result<(), ProposeError> {
-        let _ = registration;
-        Err(ProposeError::Unavailable { reason: "no leader".into(), retry_after: RETRY_AFTER })
+        let announced = self.announce(&registration).await;
+        if !matches!(announced, Err(ProposeError::Rejected(_))) {
+            self.0.own_session.set_registration(registration);
+        }
+        announced?;
+        let mut session = self.session();
+        let alive = timeout(SESSION_TIMEOUT, session.wait_for(|acting| *acting)).await;
+        if !matches!(alive, Ok(Ok(_))) {
+            tracing::warn!("registered, and no leader has answered a keep-alive yet");
+        }
+        Ok(())
     }
 
-    /// Whether this node may act on its leases: its session was kept alive recently enough.
+    /// Whether this node may act on its leases: its session was kept alive recently enough. Asked again just before every
+    /// outbound effect.
     pub fn may_act(&self) -> bool {
-        *self.0.session.borrow()
+        self.0.own_session.may_act()
     }
 
     /// [`ClusterHandle::may_act`] as a signal: owners stop when it turns false.
     pub fn session(&self) -> watch::Receiver<bool> {
-        self.0.session.subscribe()
+        self.0.own_session.acting()
     }
 
-    /// Gives up this node's leases and its leadership, for a stop in order.
+    /// Gives up this node's leases and its leadership, for a stop in order. Owners have stopped before.
     ///
     /// # Errors
     /// As for [`ClusterHandle::propose`].
     pub async fn resign(&self) -> Result<(), ProposeError> {
-        Err(ProposeError::Unavailable { reason: "no leader".into(), retry_after: RETRY_AFTER })
+        self.0.own_session.end();
+        let (node, boot) = (self.node_id(), self.boot());
+        let command = Command::NodeLost { node, boot };
+        let lost = self.propose(Proposal { by: Principal::Node(node), command }, None).await;
+        self.hand_over().await;
+        lost.map(|_| ())
     }
 
     /// The cluster as this node sees it.
     pub fn status(&self) -> ClusterStatus {
-        ClusterStatus {
-            cluster: self.cluster_name(),
-            node: self.node_id(),
-            leader: None,
-            term: 0,
-            members: Vec::new(),
-            committed: 0,
-            applied: 0,
-            quorum: String::new(),
-            disk: DiskStatus { health: DiskHealth::Ok, detail: String::new() },
-        }
+        status::of(self)
+    }
+
+    /// Spans of one trace from all live nodes, by their start.
+    pub async fn spans(&self, trace_id: u128) -> Vec<SpanRecord> {
+        let me = self.node_id();
+        let others: Vec<NodeId> = self.local(|state| {
+            state.nodes().filter(|node| node.health == NodeHealth::Up && node.id != me).map(|node| node.id).collect()
+        });
+        let asked = join_all(others.into_iter().map(|node| self.spans_of(node, trace_id))).await;
+        let mut spans = towline_trace::recent(trace_id);
+        spans.extend(asked.into_iter().flatten());
+        let mut seen = BTreeSet::new();
+        spans.retain(|span| seen.insert(span.span_id.clone()));
+        spans.sort_by(|a, b| (a.start_us, &a.span_id).cmp(&(b.start_us, &b.span_id)));
+        spans
     }
 
     /// Makes a join token, good for one node.
@@ -214,18 +230,390 @@ impl ClusterHandle {
     /// # Errors
     /// As for [`ClusterHandle::propose`].
     pub async fn mint_token(&self, role: NodeRole, ttl: Duration) -> Result<String, ProposeError> {
-        let _ = (role, ttl);
-        Err(ProposeError::Unavailable { reason: "no leader".into(), retry_after: RETRY_AFTER })
+        let token = Token::make(&self.0.authority)
+            .map_err(|error| ProposeError::Unavailable { reason: error.to_string(), retry_after: RETRY_AFTER })?;
+        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let command = Command::MintToken { hash: token.hash(), role, ttl_ms };
+        self.propose(Proposal { by: Principal::Operator, command }, None).await?;
+        Ok(token.text())
     }
 
-    /// The HTTP client for other nodes' peer listeners: mutual TLS, pooled.
+    /// The HTTP client for other nodes' peer listeners: mutual TLS, pooled. It finds no other names than nodes'.
     pub fn peer_http(&self) -> reqwest::Client {
-        reqwest::Client::new()
+        self.0.http.clone()
     }
 
     /// Base URL of a node's peer listener, for [`ClusterHandle::peer_http`].
     pub fn peer_url(&self, node: NodeId) -> Option<String> {
-        let _ = node;
-        None
+        peers::node_url(self.0.peers.book(), node, &self.0.identity.cluster_name)
+    }
+
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.0.identity
+    }
+
+    pub(crate) fn leadership(&self) -> &Leadership {
+        &self.0.leadership
+    }
+
+    pub(crate) fn peers(&self) -> &Peers {
+        &self.0.peers
+    }
+
+    pub(crate) fn leader_sessions(&self) -> &LeaderSessions {
+        &self.0.leader_sessions
+    }
+
+    pub(crate) fn own_session(&self) -> &Arc<OwnSession> {
+        &self.0.own_session
+    }
+
+    fn view(&self) -> &crate::raft::StateView {
+        self.0.leadership.view()
+    }
+
+    /// Proposes that this node is up.
+    pub(crate) async fn announce(&self, registration: &Registration) -> Result<(), ProposeError> {
+        let node = self.node_id();
+        let command = Command::NodeUp {
+            node,
+            boot: self.boot(),
+            addresses: self.0.options.addresses.clone(),
+            version: self.0.options.version.clone(),
+            capacity: registration.capacity,
+            agents: registration.agents.clone(),
+        };
+        self.propose(Proposal { by: Principal::Node(node), command }, None).await.map(|_| ())
+    }
+
+    /// The first command of a cluster.
+    pub(crate) fn found_command(&self) -> Command {
+        let identity = &self.0.identity;
+        Command::Found {
+            cluster: identity.cluster,
+            name: identity.cluster_name.clone(),
+            node_name: identity.node_name.clone(),
+            addresses: self.0.options.addresses.clone(),
+        }
+    }
+
+    async fn commit(&self, proposal: Proposal, trace: Option<TraceContext>) -> Result<(u64, Reply), ProposeError> {
+        let _permit = self.0.in_flight.try_acquire().map_err(|_| ProposeError::Unavailable {
+            reason: format!("{MAX_IN_FLIGHT} proposals of this node wait for their commit"),
+            retry_after: RETRY_AFTER_FULL,
+        })?;
+        let payload = wire::encode_proposal(&proposal).map_err(|error| ProposeError::Unavailable {
+            reason: format!("proposal cannot be encoded: {error}"),
+            retry_after: RETRY_AFTER,
+        })?;
+        drop(proposal);
+        let deadline = Instant::now() + DEADLINE;
+        let (index, outcome) = self.place(payload, trace, deadline).await?;
+        let applied = outcome?;
+        timeout_at(deadline, self.view().wait_applied(index)).await.map_err(|_| ProposeError::Unknown {
+            waited: DEADLINE,
+            reason: format!("entry {index} is committed, and this node has not applied it yet"),
+        })?;
+        Ok((index, applied.reply))
+    }
+
+    /// Has an encoded proposal committed by whoever leads.
+    async fn place(
+        &self,
+        payload: Bytes,
+        trace: Option<TraceContext>,
+        deadline: Instant,
+    ) -> Result<(u64, Result<Applied, Rejection>), ProposeError> {
+        let mut search = Search::default();
+        let mut sent = false;
+        loop {
+            if let Some(leader) = search.next(self) {
+                match self.attempt(leader, payload.clone(), trace, deadline).await {
+                    Attempt::Here(Written::Applied { index, outcome }) => return Ok((index, outcome)),
+                    Attempt::Here(Written::NotLeader(other)) => search.learn(leader, other),
+                    Attempt::Here(Written::Unavailable(reason)) if !sent => {
+                        return Err(ProposeError::Unavailable { reason, retry_after: RETRY_AFTER });
+                    }
+                    Attempt::Here(Written::Unavailable(reason)) => search.reason = reason,
+                    Attempt::Here(Written::Unknown(reason)) => {
+                        sent = true;
+                        search.reason = reason;
+                    }
+                    Attempt::Unreached(reason) => search.reason = reason,
+                }
+            }
+            if Instant::now() + SEARCH_PAUSE >= deadline {
+                return Err(search.give_up(sent));
+            }
+            tokio::time::sleep(SEARCH_PAUSE).await;
+        }
+    }
+
+    /// One try at one node. It is given up as soon as another is known to lead.
+    async fn attempt(&self, leader: NodeId, payload: Bytes, trace: Option<TraceContext>, deadline: Instant) -> Attempt {
+        let wait = deadline.saturating_duration_since(Instant::now());
+        let write = async {
+            if leader == self.node_id() {
+                Attempt::Here(self.0.leadership.write(payload, trace, wait).await)
+            } else {
+                self.forward(leader, payload, trace, wait).await
+            }
+        };
+        tokio::select! {
+            attempt = write => attempt,
+            () = self.another_leads(leader) => {
+                Attempt::Here(Written::Unknown(format!("node {leader} lost the leadership before it answered")))
+            }
+        }
+    }
+
+    async fn forward(&self, leader: NodeId, payload: Bytes, trace: Option<TraceContext>, wait: Duration) -> Attempt {
+        let mut span = trace.map(|parent| Span::child(names::span::PEER_PROPOSE, Kind::Client, &parent));
+        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+        let mut request = tonic::Request::new(v1::ProposeRequest { proposal: payload, wait_ms });
+        if let Some(span) = &mut span {
+            span.set(names::RPC_SYSTEM_NAME, "grpc");
+            span.set(names::RPC_METHOD, names::span::PEER_PROPOSE);
+            if let Ok(context) = span.context().to_string().parse() {
+                request.metadata_mut().insert(TRACEPARENT, context);
+            }
+        }
+        let mut client = self.0.peers.peer(leader, Lane::Calls);
+        let attempt = match timeout(wait, client.propose(request)).await {
+            Err(_) => Attempt::unknown(format!("node {leader} did not answer within {wait:?}")),
+            Ok(Ok(answer)) => written(leader, answer.into_inner()),
+            Ok(Err(status)) => failed_forward(leader, &status),
+        };
+        if let (Some(span), Attempt::Unreached(reason) | Attempt::Here(Written::Unknown(reason))) =
+            (&mut span, &attempt)
+        {
+            span.fail(names::error::UNAVAILABLE, reason);
+        }
+        attempt
+    }
+
+    /// The index that a linearizable read waits for, from whoever leads.
+    async fn read_index(&self, deadline: Instant) -> Result<u64, Unavailable> {
+        let mut search = Search::default();
+        loop {
+            if let Some(leader) = search.next(self) {
+                let answer = tokio::select! {
+                    answer = timeout(READ_INDEX_TIMEOUT, self.ask_read_index(leader)) => answer.ok(),
+                    () = self.another_leads(leader) => None,
+                };
+                match answer {
+                    Some(Ok(ReadIndex::At(index))) => return Ok(index),
+                    Some(Ok(ReadIndex::NotLeader(other))) => search.learn(leader, other),
+                    Some(Ok(ReadIndex::Stopped(reason))) => {
+                        return Err(Unavailable { reason: format!("raft core has stopped: {reason}") });
+                    }
+                    Some(Err(reason)) => search.reason = reason,
+                    None => search.reason = format!("node {leader} has not confirmed that it leads"),
+                }
+            }
+            if Instant::now() + SEARCH_PAUSE >= deadline {
+                return Err(Unavailable { reason: search.reason });
+            }
+            tokio::time::sleep(SEARCH_PAUSE).await;
+        }
+    }
+
+    async fn ask_read_index(&self, leader: NodeId) -> Result<ReadIndex, String> {
+        if leader == self.node_id() {
+            return Ok(self.0.leadership.read_index().await);
+        }
+        let mut client = self.0.peers.peer(leader, Lane::Calls);
+        let answer = client.read_index(v1::ReadIndexRequest {}).await;
+        let answer = answer.map_err(|status| format!("node {leader}: {}", peers::root_cause(&status)))?;
+        match answer.into_inner().result {
+            Some(v1::read_index_response::Result::Index(index)) => Ok(ReadIndex::At(index)),
+            Some(v1::read_index_response::Result::NotLeader(other)) => {
+                Ok(ReadIndex::NotLeader(other.leader.map(NodeId)))
+            }
+            None => Err(format!("node {leader} answered without a result")),
+        }
+    }
+
+    /// Returns when this node hears of a leader that is not `leader`, nor the one it knew when the wait began.
+    async fn another_leads(&self, leader: NodeId) {
+        let mut metrics = self.0.leadership.raft().server_metrics();
+        let known = metrics.borrow_and_update().current_leader;
+        loop {
+            if metrics.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+            let current = metrics.borrow_and_update().current_leader;
+            if current.is_some() && current != Some(leader.0) && current != known {
+                return;
+            }
+        }
+    }
+
+    async fn spans_of(&self, node: NodeId, trace_id: u128) -> Vec<SpanRecord> {
+        let mut client = self.0.peers.peer(node, Lane::Calls);
+        let request = v1::SpansRequest { trace_id: trace_id.to_be_bytes().to_vec().into() };
+        match timeout(SPANS_TIMEOUT, client.spans(request)).await {
+            Ok(Ok(answer)) => {
+                answer.into_inner().spans.iter().filter_map(|span| serde_json::from_slice(span).ok()).collect()
+            }
+            Ok(Err(status)) => {
+                tracing::debug!(%node, %status, "node gave no spans");
+                Vec::new()
+            }
+            Err(_) => {
+                tracing::debug!(%node, "node gave no spans in time");
+                Vec::new()
+            }
+        }
+    }
+
+    /// Hands the leadership to a voter that has caught up, if this node leads and there is one.
+    async fn hand_over(&self) {
+        let raft = self.0.leadership.raft();
+        let Some(successor) = status::successor(self) else { return };
+        self.0.leader_sessions.hand_over();
+        if let Err(error) = raft.trigger().transfer_leader(successor.0).await {
+            tracing::warn!(%error, "leadership was not handed over");
+            return;
+        }
+        let me = self.node_id();
+        let mut metrics = raft.server_metrics();
+        let taken = async {
+            while metrics.borrow_and_update().current_leader.is_none_or(|leader| leader == me.0) {
+                if metrics.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        if timeout(TRANSFER_TIMEOUT, taken).await.is_err() {
+            self.0.leader_sessions.keep_leading();
+            tracing::warn!(%successor, "leadership was not taken over in time");
+        }
+    }
+}
+
+/// The metadata that carries the span of a call.
+pub(crate) const TRACEPARENT: &str = "traceparent";
+
+/// What became of one try.
+enum Attempt {
+    Here(Written),
+    /// Nothing was sent.
+    Unreached(String),
+}
+
+impl Attempt {
+    fn unknown(reason: String) -> Self {
+        Attempt::Here(Written::Unknown(reason))
+    }
+}
+
+/// Looks for the leader: a hint first, then what Raft says, then one node after the other.
+struct Search {
+    hint: Option<NodeId>,
+    /// Tries without any word of a leader.
+    blind: usize,
+    /// Why there is no answer yet.
+    reason: String,
+}
+
+impl Default for Search {
+    fn default() -> Self {
+        Self { hint: None, blind: 0, reason: "no leader is known: a majority of voters must be up".to_owned() }
+    }
+}
+
+impl Search {
+    /// Tries that wait for Raft to learn of a leader before other nodes are asked.
+    const PATIENCE: usize = 5;
+
+    fn next(&mut self, cluster: &ClusterHandle) -> Option<NodeId> {
+        if let Some(leader) = self.hint.take().or_else(|| cluster.leadership().leader()) {
+            return Some(leader);
+        }
+        self.blind += 1;
+        let others: Vec<NodeId> =
+            cluster.peers().book().nodes().into_iter().filter(|node| *node != cluster.node_id()).collect();
+        let turn = self.blind.checked_sub(Self::PATIENCE)?;
+        others.get(turn % others.len().max(1)).copied()
+    }
+
+    fn learn(&mut self, asked: NodeId, other: Option<NodeId>) {
+        self.reason = format!("node {asked} does not lead, or has no quorum");
+        self.hint = other.filter(|other| *other != asked);
+    }
+
+    fn give_up(self, sent: bool) -> ProposeError {
+        if sent {
+            ProposeError::Unknown { waited: DEADLINE, reason: self.reason }
+        } else {
+            ProposeError::Unavailable { reason: self.reason, retry_after: RETRY_AFTER }
+        }
+    }
+}
+
+fn written(leader: NodeId, answer: v1::ProposeResponse) -> Attempt {
+    use v1::propose_response::Result as Answer;
+    match answer.result {
+        Some(Answer::Applied(applied)) => match wire::decode_outcome(&applied.outcome) {
+            Ok(outcome) => Attempt::Here(Written::Applied { index: applied.index, outcome }),
+            Err(error) => Attempt::unknown(format!("answer of node {leader}: {error}")),
+        },
+        Some(Answer::NotLeader(other)) => Attempt::Here(Written::NotLeader(other.leader.map(NodeId))),
+        Some(Answer::Unavailable(unavailable)) => Attempt::Here(Written::Unavailable(unavailable.reason)),
+        Some(Answer::Unknown(unknown)) => Attempt::unknown(unknown.reason),
+        None => Attempt::unknown(format!("node {leader} answered without a result")),
+    }
+}
+
+/// A call that broke: unless it surely was not taken up, its proposal may be in the log.
+fn failed_forward(leader: NodeId, status: &tonic::Status) -> Attempt {
+    let reason = format!("node {leader}: {}", peers::root_cause(status));
+    if peers::never_sent(status) {
+        return Attempt::Unreached(reason);
+    }
+    match status.code() {
+        tonic::Code::Unauthenticated
+        | tonic::Code::FailedPrecondition
+        | tonic::Code::ResourceExhausted
+        | tonic::Code::Unimplemented => Attempt::Unreached(reason),
+        tonic::Code::PermissionDenied | tonic::Code::InvalidArgument | tonic::Code::OutOfRange => {
+            Attempt::Here(Written::Unavailable(reason))
+        }
+        tonic::Code::Ok
+        | tonic::Code::Cancelled
+        | tonic::Code::Unknown
+        | tonic::Code::DeadlineExceeded
+        | tonic::Code::NotFound
+        | tonic::Code::AlreadyExists
+        | tonic::Code::Aborted
+        | tonic::Code::Internal
+        | tonic::Code::Unavailable
+        | tonic::Code::DataLoss => Attempt::unknown(reason),
+    }
+}
+
+fn describe(span: &mut Span, result: &Result<(u64, Reply), ProposeError>) {
+    match result {
+        Ok((index, _)) => span.set(names::RAFT_INDEX, i64::try_from(*index).unwrap_or(i64::MAX)),
+        Err(ProposeError::Rejected(rejection)) => span.set(names::RAFT_REJECTION, rejection.to_string()),
+        Err(error @ ProposeError::Unavailable { .. }) => span.fail(names::error::UNAVAILABLE, &error.to_string()),
+        Err(error @ ProposeError::Unknown { .. }) => span.fail(names::error::TIMEOUT, &error.to_string()),
+    }
+}
+
+fn command_name(command: &Command) -> &'static str {
+    match command {
+        Command::Submit(_) => "Submit",
+        Command::Continue { .. } => "Continue",
+        Command::Cancel { .. } => "Cancel",
+        Command::Report(_) => "Report",
+        Command::Found { .. } => "Found",
+        Command::MintToken { .. } => "MintToken",
+        Command::Enrol(_) => "Enrol",
+        Command::NodeUp { .. } => "NodeUp",
+        Command::NodeLost { .. } => "NodeLost",
+        Command::AssignPending => "AssignPending",
+        Command::Sweep => "Sweep",
     }
 }

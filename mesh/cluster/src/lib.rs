@@ -1,15 +1,59 @@
-//! The replicated cluster: Raft, log store, membership, sessions, and the ClusterHandle.
+//! The replicated cluster: Raft, log store, membership, sessions, and the [`ClusterHandle`].
+//!
+//! ```text
+//! ClusterHandle ── propose/read ──▶ leader.rs here, or service.rs of the node that leads ──▶ Raft ──▶ State::apply
+//!       ▲                                                                                             │
+//!       └──────────── effects, watches, local reads ◀─────────────────────────────────────────────────┘
+//! ```
+//!
+//! Every node does the same; the leader also keeps the sessions (`sessions`) and makes the Raft membership fit the state
+//! (`reconcile`). Nodes talk over mutual TLS (`certificates`, `peers`), and only a join is answered without a certificate.
+//! What an agent is, or A2A, is not known here.
 
+mod certificates;
 mod error;
 mod handle;
+mod leader;
 pub mod membership;
+mod peers;
+#[doc(hidden)]
+pub mod raft;
+mod reconcile;
+mod service;
+mod sessions;
+mod status;
+mod wal;
+#[doc(hidden)]
+pub mod wire;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
+use openraft::async_runtime::WatchReceiver;
+use tokio::task::JoinSet;
+use tonic::{body::Body, server::NamedService, service::interceptor::InterceptedService};
+use tower::ServiceExt;
 use towline_core::{NodeAddresses, NodeId};
+use towline_proto::v1::{enrol_server::EnrolServer, peer_server::PeerServer, raft_server::RaftServer};
 
 pub use error::{ClusterError, ProposeError, Unavailable};
-pub use handle::{ClusterHandle, ClusterStatus, DiskHealth, DiskStatus, MemberStatus, Registration, TaskWatch};
+pub use handle::{ClusterHandle, Registration};
+pub use membership::Identity;
+pub use raft::TaskWatch;
+pub use status::{ClusterStatus, DiskHealth, DiskStatus, MemberStatus};
+
+use certificates::{Authority, Credentials};
+use handle::Parts;
+use leader::Leadership;
+use membership::{FOUNDER, Folder};
+use peers::{AddressBook, Admission, MAX_MESSAGE_BYTES, Peers};
+use raft::{
+    LogStore, Raft, StateMachine,
+    network::{NetworkFactory, RaftService},
+};
+use service::{EnrolService, MAX_ENROLMENT_BYTES, PeerService};
+
+/// How long a founder waits for its first entry: it is its own quorum.
+const FOUNDING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How a node starts.
 #[derive(Debug, Clone)]
@@ -30,6 +74,11 @@ pub struct PeerIdentity(pub Option<NodeId>);
 /// The running cluster side of a node.
 pub struct Cluster {
     handle: ClusterHandle,
+    tls: Arc<rustls::ServerConfig>,
+    authority: Option<Arc<Authority>>,
+    tasks: JoinSet<()>,
+    /// Held until everything else has stopped.
+    folder: Folder,
 }
 
 impl Cluster {
@@ -39,7 +88,19 @@ impl Cluster {
     /// # Errors
     /// When the folder is not this node's, is in use, or holds what cannot be read.
     pub async fn start(options: ClusterOptions) -> Result<Cluster, ClusterError> {
-        Err(ClusterError::NoIdentity { path: options.data })
+        let (folder, identity, credentials) = Folder::open(&options.data)?;
+        let authority = folder.authority(&credentials)?.map(Arc::new);
+        let tls = credentials.server_config()?;
+        let parts = start_raft(&folder, identity, options, &credentials).await?;
+        let handle = ClusterHandle::new(parts);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(sessions::lead(handle.clone()));
+        tasks.spawn(sessions::keep_alive(handle.clone()));
+        tasks.spawn(sessions::watch_deadline(Arc::clone(handle.own_session())));
+        tasks.spawn(reconcile::run(handle.clone()));
+        let cluster = Cluster { handle, tls, authority, tasks, folder };
+        cluster.found().await?;
+        Ok(cluster)
     }
 
     /// The way in for everything above.
@@ -47,21 +108,108 @@ impl Cluster {
         self.handle.clone()
     }
 
-    /// The gRPC services of the peer listener.
+    /// The gRPC services of the peer listener. No fallback is set.
     pub fn peer_routes(&self) -> axum::Router {
-        axum::Router::new()
+        let admission = Admission::to(self.handle.node_id());
+        let raft = RaftServer::new(RaftService::new(self.handle.leadership().raft().clone()))
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        let peer = PeerServer::new(PeerService::new(self.handle.clone()))
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        let enrol = EnrolServer::new(EnrolService::new(self.handle.clone(), self.authority.clone()))
+            .max_decoding_message_size(MAX_ENROLMENT_BYTES);
+        let router = mount(axum::Router::new(), InterceptedService::new(raft, admission.clone()));
+        mount(mount(router, InterceptedService::new(peer, admission)), enrol)
     }
 
     /// The TLS of the peer listener: mutual, except that a node without certificate may enrol.
     pub fn peer_tls(&self) -> Arc<rustls::ServerConfig> {
-        unreachable!("no cluster starts before this is written")
+        Arc::clone(&self.tls)
     }
 
-    /// Returns when the Raft core has stopped for good: the process must end and be started again.
+    /// Returns when the Raft core has stopped for good, with its reason: the process must end and be started again, since
+    /// a node without its core only looks alive.
     pub async fn fatal(&self) -> String {
-        std::future::pending().await
+        let mut metrics = self.handle.leadership().raft().metrics();
+        loop {
+            if let Err(fatal) = &metrics.borrow_and_update().running_state {
+                return fatal.to_string();
+            }
+            if metrics.changed().await.is_err() {
+                return "raft core ended".to_owned();
+            }
+        }
     }
 
-    /// Stops everything that [`Cluster::start`] started, in reverse order.
-    pub async fn shutdown(self) {}
+    /// Stops everything that [`Cluster::start`] started, in reverse order. Resigning is the caller's choice.
+    pub async fn shutdown(mut self) {
+        self.handle.own_session().end();
+        self.tasks.shutdown().await;
+        let leadership = self.handle.leadership();
+        leadership.log().stop_waiting();
+        if let Err(error) = leadership.raft().shutdown().await {
+            tracing::warn!(%error, "raft core did not end in order");
+        }
+        leadership.log().close().await;
+        drop(self.folder);
+    }
+
+    /// Makes the first node the cluster, once.
+    async fn found(&self) -> Result<(), ClusterError> {
+        let raft = self.handle.leadership().raft();
+        let fatal = |reason: String| ClusterError::Fatal { reason };
+        if self.handle.node_id() != FOUNDER || raft.is_initialized().await.map_err(|error| fatal(error.to_string()))? {
+            return Ok(());
+        }
+        let members = BTreeMap::from([(FOUNDER.0, self.handle.identity().addresses.clone())]);
+        raft.initialize(members).await.map_err(|error| fatal(error.to_string()))?;
+        let founded = async {
+            let mut applied = self.handle.leadership().view().applied();
+            while self.handle.local(|state| state.cluster().is_none()) {
+                if applied.changed().await.is_err() {
+                    break;
+                }
+            }
+        };
+        tokio::time::timeout(FOUNDING_TIMEOUT, founded)
+            .await
+            .map_err(|_| fatal(format!("cluster was not founded within {FOUNDING_TIMEOUT:?}")))
+    }
+}
+
+async fn start_raft(
+    folder: &Folder,
+    identity: Identity,
+    options: ClusterOptions,
+    credentials: &Credentials,
+) -> Result<Parts, ClusterError> {
+    let log = LogStore::open(&folder.log())?;
+    let (machine, view) = StateMachine::open(&folder.snapshots(), log.last_index())?;
+    let book = Arc::new(AddressBook::new(view.clone()));
+    let peers = Arc::new(Peers::new(Arc::clone(&book), &identity.cluster_name, credentials)?);
+    let network = NetworkFactory::new(identity.node, Arc::clone(&peers));
+    let config = raft::config(&identity.cluster_name);
+    let raft = Raft::new(identity.node.0, config, network, log.clone(), machine)
+        .await
+        .map_err(|error| ClusterError::Fatal { reason: error.to_string() })?;
+    let http = peers::http_client(book, credentials)?;
+    let leadership = Leadership::new(identity.node, raft, log, view);
+    let authority = credentials.authority().clone();
+    Ok(Parts { identity, options, authority, leadership, peers, http })
+}
+
+fn mount<S>(router: axum::Router, service: S) -> axum::Router
+where
+    S: tower::Service<http::Request<Body>, Error = std::convert::Infallible>
+        + NamedService
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+    S::Response: axum::response::IntoResponse,
+    S::Future: Send + 'static,
+{
+    let path = format!("/{}/{{*rest}}", S::NAME);
+    router.route_service(&path, service.map_request(|request: http::Request<axum::body::Body>| request.map(Body::new)))
 }

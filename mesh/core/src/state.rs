@@ -168,6 +168,11 @@ impl State {
         self.unassigned.iter().filter_map(|id| self.task(*id)).any(|task| self.choose(&task.agent, None).is_some())
     }
 
+    /// Whether a join token with this hash was made and not yet swept.
+    pub fn knows_token(&self, hash: &str) -> bool {
+        self.tokens.contains_key(hash)
+    }
+
     /// Whether a sweep would remove something at this time.
     pub fn has_sweepable(&self, now: Timestamp) -> bool {
         self.ended.len() > limits::MAX_TERMINAL_TASKS
@@ -738,8 +743,7 @@ fn settle_questions(task: &mut Task, message: &Message, at: Timestamp) -> Result
         return Ok(());
     }
     if step.doubt.is_none() {
-        step.ended =
-            Some(crate::StepRecord { outcome: Outcome::Returned { content: answer, is_error: false }, at });
+        step.ended = Some(crate::StepRecord { outcome: Outcome::Returned { content: answer, is_error: false }, at });
         return Ok(());
     }
     let (verdict, rest) = answer.trim().split_once(char::is_whitespace).unwrap_or((answer.trim(), ""));

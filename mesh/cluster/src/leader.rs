@@ -1,0 +1,162 @@
+//! What the leader does with a proposal or a read, whoever asked: the only place where the log is written.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use bytes::Bytes;
+use openraft::{
+    ReadPolicy,
+    async_runtime::WatchReceiver,
+    errors::{ClientWriteError, ForwardToLeader, LinearizableReadError, RaftError},
+};
+use towline_core::{Applied, NodeId, Principal, Proposal, Rejection, Timestamp, TraceContext};
+
+use crate::{
+    raft::{LogStore, Raft, StateView, TypeConfig},
+    wire::{self, LoggedProposal},
+};
+
+/// What became of a proposal here.
+#[derive(Debug)]
+pub(crate) enum Written {
+    /// It is committed, and this node has applied it.
+    Applied {
+        /// Log index of the entry.
+        index: u64,
+        /// What the core said.
+        outcome: Result<Applied, Rejection>,
+    },
+    /// This node does not lead; it was not appended.
+    NotLeader(Option<NodeId>),
+    /// This node cannot take it; it was not appended.
+    Unavailable(String),
+    /// It may have been appended; it is not known whether it is committed.
+    Unknown(String),
+}
+
+/// What became of a read here.
+#[derive(Debug)]
+pub(crate) enum ReadIndex {
+    /// Everything committed before the call stands at or before this index.
+    At(u64),
+    /// This node does not lead, or not surely.
+    NotLeader(Option<NodeId>),
+    /// The Raft core has stopped.
+    Stopped(String),
+}
+
+/// The write side of this node's Raft.
+pub(crate) struct Leadership {
+    node: NodeId,
+    raft: Raft,
+    log: LogStore,
+    view: StateView,
+    last_stamp: AtomicU64,
+}
+
+impl Leadership {
+    pub(crate) fn new(node: NodeId, raft: Raft, log: LogStore, view: StateView) -> Self {
+        Self { node, raft, log, view, last_stamp: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn raft(&self) -> &Raft {
+        &self.raft
+    }
+
+    pub(crate) fn log(&self) -> &LogStore {
+        &self.log
+    }
+
+    pub(crate) fn view(&self) -> &StateView {
+        &self.view
+    }
+
+    /// Whom this node takes for the leader.
+    pub(crate) fn leader(&self) -> Option<NodeId> {
+        self.raft.server_metrics().borrow_watched().current_leader.map(NodeId)
+    }
+
+    /// Whether this node is the only voter there is.
+    pub(crate) fn is_only_voter(&self) -> bool {
+        let metrics = self.raft.server_metrics();
+        let metrics = metrics.borrow_watched();
+        metrics.membership_config.membership().voter_ids().eq([self.node.0])
+    }
+
+    /// Puts a proposal of a client into the log, unless the disk has only room left for Raft itself.
+    pub(crate) async fn write(&self, payload: Bytes, trace: Option<TraceContext>, wait: Duration) -> Written {
+        if let Err(full) = self.log.has_room() {
+            return Written::Unavailable(full.to_string());
+        }
+        let logged = match LoggedProposal::from_encoded(self.stamp(), trace, payload) {
+            Ok(logged) => logged,
+            Err(error) => return Written::Unavailable(format!("proposal is not understood: {error}")),
+        };
+        self.append(logged, wait).await
+    }
+
+    /// Puts a proposal of the leader itself into the log.
+    pub(crate) async fn write_own(&self, command: towline_core::Command, wait: Duration) -> Written {
+        let proposal = Proposal { by: Principal::Node(self.node), command };
+        match wire::encode_proposal(&proposal).and_then(|bytes| LoggedProposal::from_encoded(self.stamp(), None, bytes))
+        {
+            Ok(logged) => self.append(logged, wait).await,
+            Err(error) => Written::Unavailable(format!("proposal cannot be encoded: {error}")),
+        }
+    }
+
+    /// The log index that a linearizable read has to wait for. Asks a quorum.
+    pub(crate) async fn read_index(&self) -> ReadIndex {
+        match self.raft.get_read_log_id(ReadPolicy::ReadIndex).await {
+            Ok((read, _)) => ReadIndex::At(read.index()),
+            Err(RaftError::APIError(LinearizableReadError::ForwardToLeader(forward))) => {
+                ReadIndex::NotLeader(self.hint(&forward))
+            }
+            Err(RaftError::APIError(LinearizableReadError::QuorumNotEnough(_))) => ReadIndex::NotLeader(None),
+            Err(RaftError::Fatal(error)) => ReadIndex::Stopped(error.to_string()),
+        }
+    }
+
+    async fn append(&self, logged: LoggedProposal, wait: Duration) -> Written {
+        match tokio::time::timeout(wait, self.raft.client_write(logged)).await {
+            Err(_) => Written::Unknown(format!("leader {} saw no commit within {wait:?}", self.node)),
+            Ok(Ok(response)) => match response.data.outcome {
+                Some(outcome) => Written::Applied { index: response.data.index, outcome },
+                None => Written::Unknown("the entry was applied as one of Raft's own".to_owned()),
+            },
+            Ok(Err(RaftError::Fatal(error))) => Written::Unknown(format!("raft core has stopped: {error}")),
+            Ok(Err(RaftError::APIError(error))) => self.refused(error),
+        }
+    }
+
+    fn refused(&self, error: ClientWriteError<TypeConfig>) -> Written {
+        match error {
+            ClientWriteError::ForwardToLeader(forward) => Written::NotLeader(self.hint(&forward)),
+            ClientWriteError::LogEntryDiscarded(_) => {
+                Written::Unknown("another leader came before the entry was committed".to_owned())
+            }
+            ClientWriteError::ChangeMembershipError(error) => Written::Unavailable(error.to_string()),
+            ClientWriteError::PreconditionFailed(error) => Written::Unavailable(error.to_string()),
+        }
+    }
+
+    fn hint(&self, forward: &ForwardToLeader<TypeConfig>) -> Option<NodeId> {
+        forward.leader_id.map(NodeId).filter(|leader| *leader != self.node)
+    }
+
+    /// The leader's time, never before a time that it or a leader before it has given.
+    fn stamp(&self) -> Timestamp {
+        let applied = self.view.read(|state| state.last().at);
+        let now = wall_clock().max(applied).0;
+        let before = self.last_stamp.fetch_max(now, Ordering::Relaxed);
+        Timestamp(now.max(before))
+    }
+}
+
+/// Milliseconds since the Unix epoch.
+pub(crate) fn wall_clock() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,425 @@
+//! Raft between nodes: the calls that openraft makes, over gRPC, and the service that answers them.
+//!
+//! Each call is marked with the node it is meant for and refused by any other, so a message never reaches the wrong log.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use openraft::{
+    OptionalSend,
+    errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Timeout, Unreachable},
+    network::{Backoff, RPCOption, RPCTypes, RaftNetworkFactory, v2::RaftNetworkV2},
+    raft::{
+        AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest, VoteRequest, VoteResponse,
+    },
+};
+use tokio::time::Instant;
+use tonic::{Request, Response, Status, Streaming};
+use towline_core::{NodeAddresses, NodeId};
+use towline_proto::v1::{self, raft_client::RaftClient};
+
+use super::{ELECTION_TIMEOUT_MAX_MS, Raft, RaftSnapshot, RaftVote, SnapshotFile, TypeConfig};
+use crate::{
+    peers::{self, Lane, PeerChannel, Peers},
+    wire,
+};
+
+/// An append may wait for a slow disk: given up sooner, the same entries would be sent to it again and again.
+const APPEND_TIMEOUT: Duration = Duration::from_secs(3);
+/// Bytes of a snapshot in one message.
+const SNAPSHOT_CHUNK: usize = 1024 * 1024;
+/// Largest snapshot that a node takes: it is held in memory while it arrives.
+const MAX_SNAPSHOT_BYTES: u64 = 4 * 1024 * 1024 * 1024;
+/// Pause between tries to reach a node that is not reached: it may be back within a moment.
+const BACKOFF: Duration = Duration::from_millis(150);
+
+type RpcError = RPCError<TypeConfig>;
+
+/// Makes the clients that openraft asks for.
+pub(crate) struct NetworkFactory {
+    node: NodeId,
+    peers: Arc<Peers>,
+}
+
+impl NetworkFactory {
+    pub(crate) fn new(node: NodeId, peers: Arc<Peers>) -> Self {
+        Self { node, peers }
+    }
+
+    fn client(&self, target: u64, node: &NodeAddresses, lane: Lane) -> Network {
+        let to = NodeId(target);
+        self.peers.book().seed(to, node);
+        Network { from: self.node.0, to: target, client: self.peers.raft(to, lane) }
+    }
+}
+
+impl RaftNetworkFactory<TypeConfig> for NetworkFactory {
+    type Network = Network;
+
+    async fn new_client(&mut self, target: u64, node: &NodeAddresses) -> Network {
+        self.client(target, node, Lane::Append)
+    }
+
+    async fn new_heartbeat_client(&mut self, target: u64, node: &NodeAddresses) -> Network {
+        self.client(target, node, Lane::Heartbeat)
+    }
+
+    async fn new_snapshot_client(&mut self, target: u64, node: &NodeAddresses) -> Network {
+        self.client(target, node, Lane::Snapshot)
+    }
+}
+
+/// The client of one other node.
+pub(crate) struct Network {
+    from: u64,
+    to: u64,
+    client: RaftClient<PeerChannel>,
+}
+
+impl Network {
+    /// Waits for an answer, no longer than `limit`.
+    async fn call<T>(
+        &self,
+        action: RPCTypes,
+        limit: Duration,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, RpcError> {
+        match tokio::time::timeout(limit, call).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(self.failed(&status)),
+            Err(_) => Err(RPCError::Timeout(self.late(action, limit))),
+        }
+    }
+
+    fn late(&self, action: RPCTypes, timeout: Duration) -> Timeout<TypeConfig> {
+        Timeout { action, id: self.from, target: self.to, timeout }
+    }
+
+    fn failed(&self, status: &Status) -> RpcError {
+        let text = format!("node {}: {}", self.to, describe(status));
+        if peers::never_sent(status) || status.code() == tonic::Code::FailedPrecondition {
+            RPCError::Unreachable(Unreachable::from_string(text))
+        } else {
+            RPCError::Network(NetworkError::from_string(text))
+        }
+    }
+}
+
+impl RaftNetworkV2<TypeConfig> for Network {
+    type SnapshotData = SnapshotFile;
+
+    async fn append_entries(
+        &mut self,
+        rpc: AppendEntriesRequest<TypeConfig>,
+        option: RPCOption,
+    ) -> Result<AppendEntriesResponse<TypeConfig>, RpcError> {
+        let limit = if rpc.entries.is_empty() { option.soft_ttl() } else { APPEND_TIMEOUT };
+        let mut client = self.client.clone();
+        let answer =
+            self.call(RPCTypes::AppendEntries, limit, client.append_entries(append_request_to_proto(&rpc))).await?;
+        append_response_from_proto(answer).map_err(|status| self.failed(&status))
+    }
+
+    async fn vote(
+        &mut self,
+        rpc: VoteRequest<TypeConfig>,
+        option: RPCOption,
+    ) -> Result<VoteResponse<TypeConfig>, RpcError> {
+        let mut client = self.client.clone();
+        let call = client.request_vote(vote_request_to_proto(&rpc));
+        let answer = self.call(RPCTypes::Vote, option.soft_ttl(), call).await?;
+        vote_response_from_proto(answer).map_err(|status| self.failed(&status))
+    }
+
+    async fn pre_vote(
+        &mut self,
+        rpc: VoteRequest<TypeConfig>,
+        option: RPCOption,
+    ) -> Result<VoteResponse<TypeConfig>, RpcError> {
+        let mut client = self.client.clone();
+        let call = client.pre_vote(vote_request_to_proto(&rpc));
+        let answer = self.call(RPCTypes::Vote, option.soft_ttl(), call).await?;
+        vote_response_from_proto(answer).map_err(|status| self.failed(&status))
+    }
+
+    /// Sends a snapshot as a stream that feeds itself, so the call that waits for the answer also moves the chunks: a
+    /// sender that had to be fed after the call was made would wait for an answer to what it has not sent.
+    async fn full_snapshot(
+        &mut self,
+        vote: RaftVote,
+        snapshot: RaftSnapshot,
+        cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
+        option: RPCOption,
+    ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
+        let chunks = snapshot_chunks(&vote, &snapshot);
+        let mut client = self.client.clone();
+        let limit = option.soft_ttl();
+        let call = client.install_snapshot(futures::stream::iter(chunks));
+        let answer = tokio::select! {
+            closed = cancel => return Err(StreamingError::Closed(closed)),
+            answer = self.call(RPCTypes::InstallSnapshot, limit, call) => answer?,
+        };
+        let vote = required("snapshot answer", "vote", answer.vote).map_err(|status| self.failed(&status))?;
+        Ok(SnapshotResponse::new(wire::vote_from_proto(&vote)))
+    }
+
+    async fn transfer_leader(
+        &mut self,
+        rpc: TransferLeaderRequest<TypeConfig>,
+        option: RPCOption,
+    ) -> Result<openraft::raft::TransferLeaderResponse<TypeConfig>, RpcError> {
+        let request = v1::TransferLeaderRequest {
+            from_leader: Some(wire::vote_to_proto(rpc.from_leader())),
+            to_node: *rpc.to_node_id(),
+            last_log_id: rpc.last_log_id().map(wire::log_id_to_proto),
+        };
+        let mut client = self.client.clone();
+        let call = client.transfer_leader(request);
+        let answer = self.call(RPCTypes::TransferLeader, option.soft_ttl(), call).await?;
+        transfer_response_from_proto(answer).map_err(|status| self.failed(&status))
+    }
+
+    fn backoff(&self) -> Option<Backoff> {
+        Some(Backoff::new(std::iter::repeat(BACKOFF)))
+    }
+}
+
+fn describe(status: &Status) -> String {
+    if peers::never_sent(status) { peers::root_cause(status) } else { status.to_string() }
+}
+
+/// Chunks are slices of one buffer and made as they are sent.
+fn snapshot_chunks(vote: &RaftVote, snapshot: &RaftSnapshot) -> impl Iterator<Item = v1::SnapshotChunk> + use<> {
+    let file = snapshot.snapshot.bytes().clone();
+    let header = v1::SnapshotHeader {
+        vote: Some(wire::vote_to_proto(vote)),
+        meta: Some(wire::snapshot_meta_to_proto(&snapshot.meta)),
+        size: file.len() as u64,
+    };
+    let first = v1::SnapshotChunk { header: Some(header), data: Bytes::new() };
+    let data = (0..file.len().div_ceil(SNAPSHOT_CHUNK)).map(move |number| {
+        let start = number * SNAPSHOT_CHUNK;
+        let end = file.len().min(start + SNAPSHOT_CHUNK);
+        v1::SnapshotChunk { header: None, data: file.slice(start..end) }
+    });
+    std::iter::once(first).chain(data)
+}
+
+/// Answers the Raft calls of other nodes.
+pub(crate) struct RaftService {
+    raft: Raft,
+    started: Instant,
+}
+
+impl RaftService {
+    pub(crate) fn new(raft: Raft) -> Self {
+        Self { raft, started: Instant::now() }
+    }
+
+    /// A node that has just started may have promised a leader's lease in its life before, and does not remember: it
+    /// votes for nobody until that lease is over, unless the leader itself asks.
+    fn check_promises(&self, transfer: bool) -> Result<(), Status> {
+        let over = self.started.elapsed() >= Duration::from_millis(ELECTION_TIMEOUT_MAX_MS);
+        if over || transfer {
+            Ok(())
+        } else {
+            Err(Status::unavailable("has just started and may have promised a lease"))
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl v1::raft_server::Raft for RaftService {
+    async fn append_entries(
+        &self,
+        request: Request<v1::AppendEntriesRequest>,
+    ) -> Result<Response<v1::AppendEntriesResponse>, Status> {
+        let rpc = append_request_from_proto(request.into_inner())?;
+        let answer = self.raft.append_entries(rpc).await.map_err(stopped)?;
+        Ok(Response::new(append_response_to_proto(answer)))
+    }
+
+    async fn request_vote(&self, request: Request<v1::VoteRequest>) -> Result<Response<v1::VoteResponse>, Status> {
+        let rpc = vote_request_from_proto(request.into_inner())?;
+        self.check_promises(rpc.leadership_transfer)?;
+        let answer = self.raft.vote(rpc).await.map_err(stopped)?;
+        Ok(Response::new(vote_response_to_proto(&answer)))
+    }
+
+    async fn pre_vote(&self, request: Request<v1::VoteRequest>) -> Result<Response<v1::VoteResponse>, Status> {
+        let rpc = vote_request_from_proto(request.into_inner())?;
+        self.check_promises(rpc.leadership_transfer)?;
+        let answer = self.raft.pre_vote(rpc).await.map_err(stopped)?;
+        Ok(Response::new(vote_response_to_proto(&answer)))
+    }
+
+    async fn install_snapshot(
+        &self,
+        request: Request<Streaming<v1::SnapshotChunk>>,
+    ) -> Result<Response<v1::SnapshotResponse>, Status> {
+        let (vote, snapshot) = receive_snapshot(request.into_inner()).await?;
+        let answer = self.raft.install_full_snapshot(vote, snapshot).await;
+        let answer = answer.map_err(|error| Status::internal(format!("install a snapshot: {error}")))?;
+        Ok(Response::new(v1::SnapshotResponse { vote: Some(wire::vote_to_proto(&answer.vote)) }))
+    }
+
+    async fn transfer_leader(
+        &self,
+        request: Request<v1::TransferLeaderRequest>,
+    ) -> Result<Response<v1::TransferLeaderResponse>, Status> {
+        let request = request.into_inner();
+        let from = wire::vote_from_proto(&required("transfer", "from_leader", request.from_leader)?);
+        let last = request.last_log_id.as_ref().map(wire::log_id_from_proto);
+        let rpc = TransferLeaderRequest::new(from, request.to_node, last);
+        let answer = self.raft.handle_transfer_leader(rpc).await;
+        let answer = answer.map_err(|error| Status::internal(format!("take leadership over: {error}")))?;
+        Ok(Response::new(transfer_response_to_proto(answer)))
+    }
+}
+
+async fn receive_snapshot(mut chunks: Streaming<v1::SnapshotChunk>) -> Result<(RaftVote, RaftSnapshot), Status> {
+    let first = chunks.message().await?.ok_or_else(|| Status::invalid_argument("snapshot without chunks"))?;
+    let header = required("snapshot", "header", first.header)?;
+    let vote = wire::vote_from_proto(&required("snapshot", "vote", header.vote)?);
+    let meta = wire::snapshot_meta_from_proto(required("snapshot", "meta", header.meta)?).map_err(malformed)?;
+    if header.size > MAX_SNAPSHOT_BYTES {
+        return Err(Status::resource_exhausted(format!("snapshot has more than {MAX_SNAPSHOT_BYTES} bytes")));
+    }
+    let mut file = BytesMut::new();
+    file.extend_from_slice(&first.data);
+    while let Some(chunk) = chunks.message().await? {
+        file.extend_from_slice(&chunk.data);
+        if file.len() as u64 > header.size {
+            return Err(Status::invalid_argument("snapshot is longer than its header says"));
+        }
+    }
+    if file.len() as u64 != header.size {
+        return Err(Status::invalid_argument("snapshot is shorter than its header says"));
+    }
+    let snapshot = SnapshotFile::from_bytes(file.freeze()).map_err(malformed)?;
+    Ok((vote, RaftSnapshot { meta, snapshot }))
+}
+
+fn stopped(error: impl std::fmt::Display) -> Status {
+    Status::unavailable(format!("raft core has stopped: {error}"))
+}
+
+fn malformed(error: impl std::fmt::Display) -> Status {
+    Status::invalid_argument(error.to_string())
+}
+
+fn required<T>(message: &str, field: &str, value: Option<T>) -> Result<T, Status> {
+    value.ok_or_else(|| Status::invalid_argument(format!("{message} without {field}")))
+}
+
+fn append_request_to_proto(rpc: &AppendEntriesRequest<TypeConfig>) -> v1::AppendEntriesRequest {
+    v1::AppendEntriesRequest {
+        vote: Some(wire::vote_to_proto(&rpc.vote)),
+        prev_log_id: rpc.prev_log_id.as_ref().map(wire::log_id_to_proto),
+        entries: rpc.entries.iter().map(wire::entry_to_proto).collect(),
+        leader_commit: rpc.leader_commit.as_ref().map(wire::log_id_to_proto),
+    }
+}
+
+fn append_request_from_proto(rpc: v1::AppendEntriesRequest) -> Result<AppendEntriesRequest<TypeConfig>, Status> {
+    Ok(AppendEntriesRequest {
+        vote: wire::vote_from_proto(&required("append", "vote", rpc.vote)?),
+        prev_log_id: rpc.prev_log_id.as_ref().map(wire::log_id_from_proto),
+        entries: rpc.entries.into_iter().map(wire::entry_from_proto).collect::<Result<_, _>>().map_err(malformed)?,
+        leader_commit: rpc.leader_commit.as_ref().map(wire::log_id_from_proto),
+    })
+}
+
+fn append_response_to_proto(answer: AppendEntriesResponse<TypeConfig>) -> v1::AppendEntriesResponse {
+    use v1::append_entries_response::{Conflict, PartialSuccess, Result, Success};
+    let result = match answer {
+        AppendEntriesResponse::Success => Result::Success(Success {}),
+        AppendEntriesResponse::PartialSuccess(matching) => {
+            Result::PartialSuccess(PartialSuccess { matching: matching.as_ref().map(wire::log_id_to_proto) })
+        }
+        AppendEntriesResponse::Conflict => Result::Conflict(Conflict {}),
+        AppendEntriesResponse::HigherVote(vote) => Result::HigherVote(wire::vote_to_proto(&vote)),
+    };
+    v1::AppendEntriesResponse { result: Some(result) }
+}
+
+fn append_response_from_proto(answer: v1::AppendEntriesResponse) -> Result<AppendEntriesResponse<TypeConfig>, Status> {
+    use v1::append_entries_response::{Conflict, Result, Success};
+    Ok(match required("append answer", "result", answer.result)? {
+        Result::Success(Success {}) => AppendEntriesResponse::Success,
+        Result::PartialSuccess(partial) => {
+            AppendEntriesResponse::PartialSuccess(partial.matching.as_ref().map(wire::log_id_from_proto))
+        }
+        Result::Conflict(Conflict {}) => AppendEntriesResponse::Conflict,
+        Result::HigherVote(vote) => AppendEntriesResponse::HigherVote(wire::vote_from_proto(&vote)),
+    })
+}
+
+fn vote_request_to_proto(rpc: &VoteRequest<TypeConfig>) -> v1::VoteRequest {
+    v1::VoteRequest {
+        vote: Some(wire::vote_to_proto(&rpc.vote)),
+        last_log_id: rpc.last_log_id.as_ref().map(wire::log_id_to_proto),
+        leadership_transfer: rpc.leadership_transfer,
+    }
+}
+
+fn vote_request_from_proto(rpc: v1::VoteRequest) -> Result<VoteRequest<TypeConfig>, Status> {
+    Ok(VoteRequest {
+        vote: wire::vote_from_proto(&required("vote request", "vote", rpc.vote)?),
+        last_log_id: rpc.last_log_id.as_ref().map(wire::log_id_from_proto),
+        leadership_transfer: rpc.leadership_transfer,
+    })
+}
+
+fn vote_response_to_proto(answer: &VoteResponse<TypeConfig>) -> v1::VoteResponse {
+    v1::VoteResponse {
+        vote: Some(wire::vote_to_proto(&answer.vote)),
+        granted: answer.vote_granted,
+        last_log_id: answer.last_log_id.as_ref().map(wire::log_id_to_proto),
+    }
+}
+
+fn vote_response_from_proto(answer: v1::VoteResponse) -> Result<VoteResponse<TypeConfig>, Status> {
+    Ok(VoteResponse {
+        vote: wire::vote_from_proto(&required("vote answer", "vote", answer.vote)?),
+        vote_granted: answer.granted,
+        last_log_id: answer.last_log_id.as_ref().map(wire::log_id_from_proto),
+    })
+}
+
+fn transfer_response_to_proto(
+    answer: openraft::raft::TransferLeaderResponse<TypeConfig>,
+) -> v1::TransferLeaderResponse {
+    use openraft::raft::TransferLeaderError;
+    use v1::transfer_leader_response::{Accepted, LogNotFlushed, Result, VoteChanged};
+    let result = match answer {
+        Ok(()) => Result::Accepted(Accepted {}),
+        Err(TransferLeaderError::VoteChanged { expected, actual }) => Result::VoteChanged(VoteChanged {
+            expected: Some(wire::vote_to_proto(&expected)),
+            actual: Some(wire::vote_to_proto(&actual)),
+        }),
+        Err(TransferLeaderError::LogNotFlushed { expected, actual }) => Result::LogNotFlushed(LogNotFlushed {
+            expected: expected.as_ref().map(wire::log_id_to_proto),
+            actual: actual.as_ref().map(wire::log_id_to_proto),
+        }),
+    };
+    v1::TransferLeaderResponse { result: Some(result) }
+}
+
+fn transfer_response_from_proto(
+    answer: v1::TransferLeaderResponse,
+) -> Result<openraft::raft::TransferLeaderResponse<TypeConfig>, Status> {
+    use openraft::raft::TransferLeaderError;
+    use v1::transfer_leader_response::{Accepted, Result};
+    Ok(match required("transfer answer", "result", answer.result)? {
+        Result::Accepted(Accepted {}) => Ok(()),
+        Result::VoteChanged(changed) => Err(TransferLeaderError::VoteChanged {
+            expected: wire::vote_from_proto(&required("transfer answer", "expected", changed.expected)?),
+            actual: wire::vote_from_proto(&required("transfer answer", "actual", changed.actual)?),
+        }),
+        Result::LogNotFlushed(lag) => Err(TransferLeaderError::LogNotFlushed {
+            expected: lag.expected.as_ref().map(wire::log_id_from_proto),
+            actual: lag.actual.as_ref().map(wire::log_id_from_proto),
+        }),
+    })
+}

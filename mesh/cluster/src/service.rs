@@ -1,0 +1,227 @@
+//! What this node answers on its peer listener, beside Raft: proposals, reads, keep-alives, spans, and enrolment.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::Semaphore;
+use tonic::{Request, Response, Status};
+use towline_core::{
+    BootId, Command, Enrolment, NodeAddresses, NodeId, NodeRole, Principal, Proposal, Rejection, Reply,
+};
+use towline_proto::v1;
+use towline_trace::{Kind, Span, names};
+use uuid::Uuid;
+
+use crate::{
+    ProposeError,
+    certificates::{Authority, CertificateRequest},
+    handle::{ClusterHandle, TRACEPARENT},
+    leader::{ReadIndex, Written},
+    membership::{self, FOUNDER},
+    peers::Caller,
+    sessions::KeepAlive,
+    wire,
+};
+
+/// Longest wait that a proposer may ask for: its own deadline is shorter.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+/// Enrolments that are worked on at the same time: each costs a read and a signature, and anybody may ask.
+const MAX_ENROLMENTS: usize = 4;
+/// Largest enrolment: a certificate request has a few hundred bytes.
+pub(crate) const MAX_ENROLMENT_BYTES: usize = 16 * 1024;
+
+/// Answers other nodes.
+pub(crate) struct PeerService {
+    cluster: ClusterHandle,
+}
+
+impl PeerService {
+    pub(crate) fn new(cluster: ClusterHandle) -> Self {
+        Self { cluster }
+    }
+}
+
+#[tonic::async_trait]
+impl v1::peer_server::Peer for PeerService {
+    async fn propose(&self, request: Request<v1::ProposeRequest>) -> Result<Response<v1::ProposeResponse>, Status> {
+        let caller = caller(&request)?;
+        let parent = request.metadata().get(TRACEPARENT).and_then(|value| value.to_str().ok()?.parse().ok());
+        let mut span = parent.map(|parent| Span::child(names::span::PEER_PROPOSE, Kind::Server, &parent));
+        let request = request.into_inner();
+        let proposal = wire::decode_proposal(&request.proposal).map_err(|error| {
+            Status::invalid_argument(format!("proposal of node {caller} is not understood: {error}"))
+        })?;
+        if !may_forward(caller, &proposal) {
+            return Err(Status::permission_denied(format!("node {caller} may not propose this for {}", proposal.by)));
+        }
+        let wait = Duration::from_millis(request.wait_ms.into()).min(MAX_WAIT);
+        let trace = span.as_ref().map(Span::context);
+        let written = self.cluster.leadership().write(request.proposal, trace, wait).await;
+        if let (Some(span), Written::Unknown(reason) | Written::Unavailable(reason)) = (&mut span, &written) {
+            span.fail(names::error::UNAVAILABLE, reason);
+        }
+        Ok(Response::new(v1::ProposeResponse { result: Some(propose_result(written)) }))
+    }
+
+    async fn read_index(&self, _: Request<v1::ReadIndexRequest>) -> Result<Response<v1::ReadIndexResponse>, Status> {
+        let result = match self.cluster.leadership().read_index().await {
+            ReadIndex::At(index) => v1::read_index_response::Result::Index(index),
+            ReadIndex::NotLeader(leader) => v1::read_index_response::Result::NotLeader(not_leader(leader)),
+            ReadIndex::Stopped(reason) => return Err(Status::unavailable(format!("raft core has stopped: {reason}"))),
+        };
+        Ok(Response::new(v1::ReadIndexResponse { result: Some(result) }))
+    }
+
+    async fn keep_alive(
+        &self,
+        request: Request<v1::KeepAliveRequest>,
+    ) -> Result<Response<v1::KeepAliveResponse>, Status> {
+        use v1::keep_alive_response::{Alive, Gone, Result, Unsure};
+        let caller = caller(&request)?;
+        let boot = Uuid::from_slice(&request.get_ref().boot)
+            .map(BootId::from_uuid)
+            .map_err(|_| Status::invalid_argument("boot is not a UUID"))?;
+        let answer = self.cluster.leader_sessions().keep_alive(self.cluster.leadership(), caller, boot);
+        let result = match answer {
+            KeepAlive::Alive => Result::Alive(Alive {}),
+            KeepAlive::Gone => Result::Gone(Gone {}),
+            KeepAlive::Unsure => Result::Unsure(Unsure {}),
+            KeepAlive::NotLeader(leader) => Result::NotLeader(not_leader(leader)),
+        };
+        Ok(Response::new(v1::KeepAliveResponse { result: Some(result) }))
+    }
+
+    async fn probe(&self, _: Request<v1::ProbeRequest>) -> Result<Response<v1::ProbeResponse>, Status> {
+        let boot = self.cluster.boot().as_uuid().as_bytes().to_vec().into();
+        Ok(Response::new(v1::ProbeResponse { boot }))
+    }
+
+    async fn spans(&self, request: Request<v1::SpansRequest>) -> Result<Response<v1::SpansResponse>, Status> {
+        let trace_id: [u8; 16] = request
+            .into_inner()
+            .trace_id
+            .as_ref()
+            .try_into()
+            .map_err(|_| Status::invalid_argument("trace id has not 16 bytes"))?;
+        let spans = towline_trace::recent(u128::from_be_bytes(trace_id));
+        let spans = spans.iter().filter_map(|span| serde_json::to_vec(span).ok()).map(Into::into).collect();
+        Ok(Response::new(v1::SpansResponse { spans }))
+    }
+}
+
+fn caller<T>(request: &Request<T>) -> Result<NodeId, Status> {
+    let caller = request.extensions().get::<Caller>();
+    caller.map(|caller| caller.0).ok_or_else(|| Status::unauthenticated("the caller is not known"))
+}
+
+/// What one node may have another put into the log: it speaks for itself and for its callers, never for a third node, and
+/// what only the leader decides is not forwarded at all.
+fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
+    match &proposal.by {
+        Principal::Node(node) if *node != caller => return false,
+        Principal::Node(_) | Principal::Operator | Principal::Agent { .. } => {}
+    }
+    match &proposal.command {
+        Command::NodeLost { node, .. } => *node == caller,
+        Command::Enrol(_) => caller == FOUNDER,
+        Command::Found { .. } | Command::AssignPending | Command::Sweep => false,
+        Command::Submit(_)
+        | Command::Continue { .. }
+        | Command::Cancel { .. }
+        | Command::Report(_)
+        | Command::MintToken { .. }
+        | Command::NodeUp { .. } => true,
+    }
+}
+
+fn propose_result(written: Written) -> v1::propose_response::Result {
+    use v1::propose_response::{Applied, Result, Unavailable, Unknown};
+    match written {
+        Written::Applied { index, outcome } => match wire::encode_outcome(&outcome) {
+            Ok(outcome) => Result::Applied(Applied { index, outcome: outcome.into() }),
+            Err(error) => Result::Unknown(Unknown { reason: format!("outcome of entry {index}: {error}") }),
+        },
+        Written::NotLeader(leader) => Result::NotLeader(not_leader(leader)),
+        Written::Unavailable(reason) => Result::Unavailable(Unavailable { reason }),
+        Written::Unknown(reason) => Result::Unknown(Unknown { reason }),
+    }
+}
+
+fn not_leader(leader: Option<NodeId>) -> v1::NotLeader {
+    v1::NotLeader { leader: leader.map(|leader| leader.0) }
+}
+
+/// Takes nodes in.
+pub(crate) struct EnrolService {
+    cluster: ClusterHandle,
+    authority: Option<Arc<Authority>>,
+    permits: Semaphore,
+}
+
+impl EnrolService {
+    /// Without the authority's key it only says who has it.
+    pub(crate) fn new(cluster: ClusterHandle, authority: Option<Arc<Authority>>) -> Self {
+        Self { cluster, authority, permits: Semaphore::new(MAX_ENROLMENTS) }
+    }
+
+    async fn take_in(
+        &self,
+        authority: &Authority,
+        request: v1::EnrolRequest,
+    ) -> Result<v1::enrol_response::Member, Status> {
+        let hash = membership::secret_hash(&request.secret);
+        let known = self.cluster.read(|state| state.knows_token(&hash)).await;
+        if !known.map_err(|error| Status::unavailable(error.to_string()))? {
+            return Err(Status::permission_denied(Rejection::UnknownToken.to_string()));
+        }
+        let csr = CertificateRequest::read(&request.certificate_request)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let (node, role) = self.enrol(hash, request).await?;
+        let identity = self.cluster.identity();
+        let certificate =
+            authority.sign(csr, node, &identity.cluster_name).map_err(|error| Status::internal(error.to_string()))?;
+        tracing::info!(%node, ?role, "enrolled");
+        Ok(v1::enrol_response::Member {
+            cluster: identity.cluster.as_bytes().to_vec().into(),
+            cluster_name: identity.cluster_name.clone(),
+            node: node.0,
+            certificate: certificate.to_vec().into(),
+        })
+    }
+
+    async fn enrol(&self, token_hash: String, request: v1::EnrolRequest) -> Result<(NodeId, NodeRole), Status> {
+        let id = Uuid::from_slice(&request.request).map_err(|_| Status::invalid_argument("request is not a UUID"))?;
+        let addresses = NodeAddresses { http: request.http, peer: request.peer };
+        membership::check_node(&request.name, &addresses)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let enrolment = Enrolment { token_hash, request: id, name: request.name, addresses };
+        let by = Principal::Node(self.cluster.node_id());
+        match self.cluster.propose(Proposal { by, command: Command::Enrol(enrolment) }, None).await {
+            Ok(Reply::Enrolled { node, role }) => Ok((node, role)),
+            Ok(Reply::Submitted { .. } | Reply::Continued { .. } | Reply::Done) => {
+                Err(Status::internal("enrolment was answered as something else"))
+            }
+            Err(ProposeError::Rejected(rejection)) => Err(Status::permission_denied(rejection.to_string())),
+            Err(error @ (ProposeError::Unavailable { .. } | ProposeError::Unknown { .. })) => {
+                Err(Status::unavailable(error.to_string()))
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl v1::enrol_server::Enrol for EnrolService {
+    async fn enrol(&self, request: Request<v1::EnrolRequest>) -> Result<Response<v1::EnrolResponse>, Status> {
+        let _permit = self.permits.try_acquire().map_err(|_| {
+            Status::unavailable(format!("{MAX_ENROLMENTS} nodes are being enrolled: try again in a second"))
+        })?;
+        let result = match &self.authority {
+            Some(authority) => v1::enrol_response::Result::Member(self.take_in(authority, request.into_inner()).await?),
+            None => {
+                let founder = self.cluster.peers().book().peer(FOUNDER);
+                let founder = founder.ok_or_else(|| Status::unavailable("this node does not know the founder yet"))?;
+                v1::enrol_response::Result::AskInstead(founder)
+            }
+        };
+        Ok(Response::new(v1::EnrolResponse { result: Some(result) }))
+    }
+}

@@ -1,0 +1,523 @@
+//! Who lives: a node keeps its session alive at the leader, stops by itself when it cannot, and is declared lost when it
+//! does not. Between the two lies the promise that a task has one owner.
+//!
+//! ```text
+//! sent        a node sends a keep-alive; an answer lets it act until sent + SELF_STOP
+//! answered    the leader answers only while its last quorum acknowledgement is younger than the quorum lease, so no
+//!             other leader can be elected before the answer; it counts the session from here: TTL
+//! elected     a new leader knows no keep-alive. Whatever its predecessor answered was sent before the election, so
+//!             GRACE = SELF_STOP + MARGIN after it every node that is not heard of has stopped by itself
+//! ```
+//!
+//! All of it is measured with clocks that go on while the machine sleeps. Sessions live in the leader's memory; that a
+//! node is lost is proposed and agreed on like everything else.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::future::join_all;
+use openraft::Instant as _;
+use rustix::time::{ClockId, clock_gettime};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+use towline_core::{BootId, Command, NodeHealth, NodeId, State};
+use towline_proto::v1;
+
+use crate::{
+    handle::{ClusterHandle, Registration},
+    leader::{Leadership, ReadIndex, Written, wall_clock},
+    membership::FOUNDER,
+    peers::Lane,
+    raft::{ELECTION_TIMEOUT_MAX_MS, RaftLeaderId, StateView, TypeConfig},
+};
+
+/// A node sends a keep-alive this often: three may be lost before it stops by itself.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(250);
+/// An answer that takes longer is not waited for; the next keep-alive may find another leader.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_millis(300);
+/// Pause after a keep-alive that was not answered well: a leader may be about to be elected.
+const KEEP_ALIVE_RETRY: Duration = Duration::from_millis(50);
+/// How long a node acts after the sending of the last answered keep-alive.
+pub(crate) const SELF_STOP: Duration = Duration::from_millis(900);
+/// How long the leader counts a session after it answered. More than [`SELF_STOP`] by what work takes to stop.
+const TTL: Duration = Duration::from_millis(1_500);
+/// What is added to [`SELF_STOP`] where everything else is known: it covers timers that fire late.
+const MARGIN: Duration = Duration::from_millis(200);
+/// How long after its election a leader waits for nodes to show up, and the least it waits for one that seems dead.
+const GRACE: Duration = Duration::from_millis(1_100);
+const _: () = assert!(GRACE.as_millis() == SELF_STOP.as_millis() + MARGIN.as_millis());
+/// As long after its sending, a quorum acknowledgement keeps voters from electing another leader.
+const QUORUM_LEASE: Duration = Duration::from_millis(ELECTION_TIMEOUT_MAX_MS);
+/// The leader looks at its sessions this often.
+const TICK: Duration = Duration::from_millis(50);
+/// A leader that could not run for this long lets the keep-alives that wait in its sockets be read first.
+const STALL: Duration = Duration::from_millis(250);
+/// A node that is silent for this long is probed.
+const SILENT: Duration = Duration::from_millis(400);
+/// A probe that takes longer has failed.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(250);
+/// A proposal of the leader itself; it tries again at a later tick.
+const OWN_PROPOSAL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Terminal tasks are swept this often at most.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+/// A new leader asks for its first read index again after this.
+const READY_TIMEOUT: Duration = Duration::from_millis(500);
+/// The machine slept if the two clocks moved apart by more than their readings can.
+const SLEPT: Duration = Duration::from_millis(20);
+
+type RaftInstant = openraft::alias::InstantOf<TypeConfig>;
+
+/// The time since boot, sleep included.
+pub(crate) fn boot_clock() -> Duration {
+    read_clock(ClockId::Boottime)
+}
+
+fn read_clock(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+    let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or_default();
+    Duration::new(seconds, nanoseconds)
+}
+
+/// The answer to a keep-alive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeepAlive {
+    /// The session goes on.
+    Alive,
+    /// The session has ended, or there was none: the node registers.
+    Gone,
+    /// This node leads, but not surely enough to answer.
+    Unsure,
+    /// This node does not lead.
+    NotLeader(Option<NodeId>),
+}
+
+/// The sessions of all nodes, on the leader.
+#[derive(Default)]
+pub(crate) struct LeaderSessions(Mutex<Sessions>);
+
+#[derive(Default)]
+struct Sessions {
+    reign: Option<Reign>,
+    wake: WakeClock,
+}
+
+/// One leadership of this node.
+struct Reign {
+    leader: RaftLeaderId,
+    since: Duration,
+    /// Everything that leaders before this one committed is applied, so the state shows which sessions they ended.
+    ready: bool,
+    handing_over: bool,
+    nodes: BTreeMap<NodeId, Heard>,
+}
+
+/// What the leader knows of one session.
+#[derive(Debug, Clone, Copy)]
+struct Heard {
+    boot: BootId,
+    at: Duration,
+    expires: Duration,
+    /// When it expires if the node's machine refuses connections.
+    expires_if_refused: Duration,
+    refused: bool,
+    probing: bool,
+    /// Its end is proposed: it is not answered any more, whatever becomes of the proposal.
+    ending: bool,
+}
+
+impl Heard {
+    fn now(boot: BootId, now: Duration) -> Self {
+        let (expires, expires_if_refused) = (now + TTL, now + GRACE);
+        Self { boot, at: now, expires, expires_if_refused, refused: false, probing: false, ending: false }
+    }
+
+    fn before_election(boot: BootId, elected: Duration) -> Self {
+        let expires = elected + GRACE;
+        let heard = Self::now(boot, elected);
+        Self { expires, expires_if_refused: expires, ..heard }
+    }
+
+    fn over(&self, now: Duration) -> bool {
+        now >= if self.refused { self.expires_if_refused } else { self.expires }
+    }
+}
+
+/// Knows when the machine last woke from sleep. Raft's acknowledgements are stamped with a clock that sleeps with it, so
+/// those from before are of unknown age.
+#[derive(Default)]
+struct WakeClock {
+    apart: Duration,
+    awake_since: Option<RaftInstant>,
+}
+
+impl WakeClock {
+    fn awake_since(&mut self) -> Option<RaftInstant> {
+        let apart = boot_clock().saturating_sub(read_clock(ClockId::Monotonic));
+        if apart > self.apart + SLEPT {
+            self.awake_since = Some(RaftInstant::now());
+        }
+        self.apart = apart;
+        self.awake_since
+    }
+}
+
+impl LeaderSessions {
+    /// Answers a keep-alive of a node.
+    pub(crate) fn keep_alive(&self, leadership: &Leadership, node: NodeId, boot: BootId) -> KeepAlive {
+        let leader = match leadership.raft().as_leader() {
+            Ok(leader) => leader,
+            Err(forward) => return KeepAlive::NotLeader(forward.leader_id.map(NodeId)),
+        };
+        let mut sessions = self.lock();
+        let awake_since = sessions.wake.awake_since();
+        let Some(reign) = &mut sessions.reign else { return KeepAlive::Unsure };
+        if reign.leader != *leader.leader_id() || !reign.ready || reign.handing_over {
+            return KeepAlive::Unsure;
+        }
+        if !has_quorum_lease(leadership, leader.last_quorum_acked(), awake_since) {
+            return KeepAlive::Unsure;
+        }
+        let up = leadership.view().read(|state| is_up(state, node, boot));
+        let ending = reign.nodes.get(&node).is_some_and(|heard| heard.boot == boot && heard.ending);
+        if !up || ending {
+            return KeepAlive::Gone;
+        }
+        reign.nodes.insert(node, Heard::now(boot, boot_clock()));
+        KeepAlive::Alive
+    }
+
+    /// Answers no keep-alive from here on: this leader hands its leadership over.
+    pub(crate) fn hand_over(&self) {
+        if let Some(reign) = &mut self.lock().reign {
+            reign.handing_over = true;
+        }
+    }
+
+    /// Takes leadership back that nobody took over.
+    pub(crate) fn keep_leading(&self) {
+        if let Some(reign) = &mut self.lock().reign {
+            reign.handing_over = false;
+        }
+    }
+
+    /// Notes who leads. Returns true while this node leads and has yet to catch up with its predecessors.
+    fn observe(&self, leader: Option<RaftLeaderId>) -> bool {
+        let mut sessions = self.lock();
+        let Some(leader) = leader else {
+            sessions.reign = None;
+            return false;
+        };
+        if sessions.reign.as_ref().is_none_or(|reign| reign.leader != leader) {
+            let (since, nodes) = (boot_clock(), BTreeMap::new());
+            sessions.reign = Some(Reign { leader, since, ready: false, handing_over: false, nodes });
+        }
+        sessions.reign.as_ref().is_some_and(|reign| !reign.ready)
+    }
+
+    /// This leader has applied what its predecessors committed.
+    fn ready(&self, leader: RaftLeaderId, view: &StateView) {
+        let up: Vec<(NodeId, BootId)> = view.read(|state| live(state).collect());
+        let mut sessions = self.lock();
+        let Some(reign) = sessions.reign.as_mut().filter(|reign| reign.leader == leader) else { return };
+        reign.ready = true;
+        let since = reign.since;
+        reign.nodes = up.into_iter().map(|(node, boot)| (node, Heard::before_election(boot, since))).collect();
+    }
+
+    /// Compares the sessions with the state, and takes out those that have ended.
+    fn expire(&self, view: &StateView, stalled: bool) -> Tick {
+        let mut sessions = self.lock();
+        let Some(reign) = sessions.reign.as_mut().filter(|reign| reign.ready && !reign.handing_over) else {
+            return Tick::default();
+        };
+        let up: BTreeMap<NodeId, BootId> = view.read(|state| live(state).collect());
+        reign.nodes.retain(|node, heard| up.get(node) == Some(&heard.boot));
+        let now = boot_clock();
+        let mut tick = Tick::default();
+        for (node, boot) in up {
+            let heard = reign.nodes.entry(node).or_insert_with(|| Heard::now(boot, now));
+            if stalled {
+                heard.expires = heard.expires.max(now + STALL);
+                heard.expires_if_refused = heard.expires_if_refused.max(now + STALL);
+            }
+            if heard.over(now) {
+                heard.ending = true;
+                tick.lost.push((node, boot));
+            } else if !heard.refused && !heard.probing && now > heard.at + SILENT {
+                heard.probing = true;
+                tick.silent.push((node, boot));
+            }
+        }
+        tick
+    }
+
+    /// The end of a session is applied: whoever registers from here on begins another one.
+    fn ended(&self, node: NodeId, boot: BootId) {
+        if let Some(reign) = &mut self.lock().reign
+            && reign.nodes.get(&node).is_some_and(|heard| heard.boot == boot && heard.ending)
+        {
+            reign.nodes.remove(&node);
+        }
+    }
+
+    fn probed(&self, node: NodeId, boot: BootId, refused: bool) {
+        let mut sessions = self.lock();
+        let heard = sessions.reign.as_mut().and_then(|reign| reign.nodes.get_mut(&node));
+        if let Some(heard) = heard.filter(|heard| heard.boot == boot && heard.probing) {
+            heard.probing = false;
+            heard.refused = refused;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sessions> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Default)]
+struct Tick {
+    lost: Vec<(NodeId, BootId)>,
+    silent: Vec<(NodeId, BootId)>,
+}
+
+fn is_up(state: &State, node: NodeId, boot: BootId) -> bool {
+    state.node(node).is_some_and(|node| node.health == NodeHealth::Up && node.boot == Some(boot))
+}
+
+fn live(state: &State) -> impl Iterator<Item = (NodeId, BootId)> {
+    state.nodes().filter(|node| node.health == NodeHealth::Up).filter_map(|node| Some((node.id, node.boot?)))
+}
+
+/// Whether voters are still bound to this leader. A leader that is the only voter is bound to itself.
+fn has_quorum_lease(leadership: &Leadership, acked: Option<RaftInstant>, awake_since: Option<RaftInstant>) -> bool {
+    if leadership.is_only_voter() {
+        return true;
+    }
+    let Some(acked) = acked else { return false };
+    acked.elapsed() < QUORUM_LEASE && awake_since.is_none_or(|since| acked >= since)
+}
+
+/// The duties of the leader, as long as this node is it: ends sessions, assigns what waits, sweeps what is old.
+pub(crate) async fn lead(cluster: ClusterHandle) {
+    let mut swept = Instant::now();
+    loop {
+        let before = boot_clock();
+        tokio::time::sleep(TICK).await;
+        let stalled = boot_clock().saturating_sub(before) > TICK + STALL;
+        let leader = cluster.leadership().raft().as_leader().ok().map(|leader| *leader.leader_id());
+        if cluster.leader_sessions().observe(leader) {
+            let Some(leader) = leader else { continue };
+            catch_up(&cluster, leader).await;
+        }
+        if leader.is_some() {
+            end_sessions(&cluster, stalled).await;
+            housekeeping(&cluster, &mut swept).await;
+        }
+    }
+}
+
+async fn catch_up(cluster: &ClusterHandle, leader: RaftLeaderId) {
+    let leadership = cluster.leadership();
+    let caught_up = async {
+        let ReadIndex::At(index) = leadership.read_index().await else { return false };
+        leadership.view().wait_applied(index).await;
+        true
+    };
+    if tokio::time::timeout(READY_TIMEOUT, caught_up).await == Ok(true) {
+        cluster.leader_sessions().ready(leader, leadership.view());
+        tracing::info!(node = %cluster.node_id(), "leads");
+    }
+}
+
+async fn end_sessions(cluster: &ClusterHandle, stalled: bool) {
+    let tick = cluster.leader_sessions().expire(cluster.leadership().view(), stalled);
+    for (node, boot) in tick.silent {
+        if node == cluster.node_id() {
+            continue;
+        }
+        let cluster = cluster.clone();
+        tokio::spawn(async move {
+            let refused = is_refused(&cluster, node).await;
+            cluster.leader_sessions().probed(node, boot, refused);
+        });
+    }
+    join_all(tick.lost.into_iter().map(|(node, boot)| end_session(cluster, node, boot))).await;
+}
+
+async fn end_session(cluster: &ClusterHandle, node: NodeId, boot: BootId) {
+    tracing::warn!(%node, "session ended without a word");
+    let written = cluster.leadership().write_own(Command::NodeLost { node, boot }, OWN_PROPOSAL_TIMEOUT).await;
+    if matches!(written, Written::Applied { .. }) {
+        cluster.leader_sessions().ended(node, boot);
+    } else {
+        tracing::debug!(%node, ?written, "end of session is proposed again");
+    }
+}
+
+/// A node whose machine refuses connections, and that does not answer on one that may still stand, has no process.
+async fn is_refused(cluster: &ClusterHandle, node: NodeId) -> bool {
+    if !cluster.peers().refuses(node).await {
+        return false;
+    }
+    let mut client = cluster.peers().peer(node, Lane::Session);
+    let probe = tokio::time::timeout(PROBE_TIMEOUT, client.probe(v1::ProbeRequest {})).await;
+    !matches!(probe, Ok(Ok(_)))
+}
+
+async fn housekeeping(cluster: &ClusterHandle, swept: &mut Instant) {
+    let leadership = cluster.leadership();
+    let (founded, assignable) = leadership.view().read(|state| (state.cluster().is_some(), state.has_assignable()));
+    if !founded && cluster.node_id() == FOUNDER {
+        own(leadership, cluster.found_command()).await;
+    }
+    if assignable {
+        own(leadership, Command::AssignPending).await;
+    }
+    if swept.elapsed() >= SWEEP_EVERY {
+        *swept = Instant::now();
+        if leadership.view().read(|state| state.has_sweepable(wall_clock())) {
+            own(leadership, Command::Sweep).await;
+        }
+    }
+}
+
+async fn own(leadership: &Leadership, command: Command) {
+    match leadership.write_own(command, OWN_PROPOSAL_TIMEOUT).await {
+        Written::Applied { outcome: Err(rejection), .. } => tracing::warn!(%rejection, "leader's own proposal"),
+        Written::Applied { outcome: Ok(_), .. } | Written::NotLeader(_) => {}
+        Written::Unavailable(reason) | Written::Unknown(reason) => {
+            tracing::debug!(reason, "leader's own proposal is made again");
+        }
+    }
+}
+
+/// The session of this node, as it knows it.
+pub(crate) struct OwnSession {
+    /// Until when this node may act, in nanoseconds of [`boot_clock`].
+    deadline: AtomicU64,
+    acting: watch::Sender<bool>,
+    renewed: Notify,
+    registration: watch::Sender<Option<Registration>>,
+}
+
+impl Default for OwnSession {
+    fn default() -> Self {
+        Self {
+            deadline: AtomicU64::new(0),
+            acting: watch::Sender::new(false),
+            renewed: Notify::new(),
+            registration: watch::Sender::new(None),
+        }
+    }
+}
+
+impl OwnSession {
+    pub(crate) fn may_act(&self) -> bool {
+        boot_clock() < self.deadline()
+    }
+
+    pub(crate) fn acting(&self) -> watch::Receiver<bool> {
+        self.acting.subscribe()
+    }
+
+    /// What this node registers with, from here on.
+    pub(crate) fn set_registration(&self, registration: Registration) {
+        self.registration.send_replace(Some(registration));
+    }
+
+    /// Ends the session on this side: nothing may act, and nothing registers again.
+    pub(crate) fn end(&self) {
+        self.registration.send_replace(None);
+        self.deadline.store(0, Ordering::SeqCst);
+        self.acting.send_replace(false);
+    }
+
+    /// Lets this node act for a while after `sent`, unless its session was ended meanwhile: the guard keeps
+    /// [`OwnSession::end`] waiting.
+    fn renew(&self, sent: Duration) {
+        let registration = self.registration.borrow();
+        if registration.is_none() {
+            return;
+        }
+        let deadline = u64::try_from((sent + SELF_STOP).as_nanos()).unwrap_or(u64::MAX);
+        self.deadline.fetch_max(deadline, Ordering::SeqCst);
+        if self.may_act() {
+            self.acting.send_if_modified(|acting| !std::mem::replace(acting, true));
+        }
+        self.renewed.notify_one();
+    }
+
+    fn deadline(&self) -> Duration {
+        Duration::from_nanos(self.deadline.load(Ordering::SeqCst))
+    }
+}
+
+/// Turns the signal off when the deadline passes. Looks often, since timers stand still while the machine sleeps.
+pub(crate) async fn watch_deadline(session: Arc<OwnSession>) {
+    const LOOK_EVERY: Duration = Duration::from_millis(50);
+    loop {
+        let left = session.deadline().saturating_sub(boot_clock());
+        if left.is_zero() {
+            session.acting.send_if_modified(|acting| std::mem::replace(acting, false));
+            session.renewed.notified().await;
+        } else {
+            tokio::time::sleep(left.min(LOOK_EVERY)).await;
+        }
+    }
+}
+
+/// Keeps this node's session alive once it has registered, and registers again when the leader says that it is gone.
+pub(crate) async fn keep_alive(cluster: ClusterHandle) {
+    let session = Arc::clone(cluster.own_session());
+    let mut registration = session.registration.subscribe();
+    let mut hint = None;
+    loop {
+        let registered = registration.wait_for(Option::is_some).await;
+        let Ok(Some(current)) = registered.map(|registration| registration.clone()) else { return };
+        let (sent, next) = (boot_clock(), Instant::now() + KEEP_ALIVE_EVERY);
+        match beat(&cluster, hint.take()).await {
+            KeepAlive::Alive => {
+                session.renew(sent);
+                tokio::time::sleep_until(next).await;
+            }
+            KeepAlive::Gone => {
+                if let Err(error) = cluster.announce(&current).await {
+                    tracing::debug!(%error, "registration is made again");
+                    tokio::time::sleep(KEEP_ALIVE_EVERY).await;
+                }
+            }
+            KeepAlive::NotLeader(other) => {
+                hint = other.filter(|other| *other != cluster.node_id());
+                tokio::time::sleep(KEEP_ALIVE_RETRY).await;
+            }
+            KeepAlive::Unsure => tokio::time::sleep(KEEP_ALIVE_RETRY).await,
+        }
+    }
+}
+
+async fn beat(cluster: &ClusterHandle, hint: Option<NodeId>) -> KeepAlive {
+    let Some(leader) = hint.or_else(|| cluster.leadership().leader()) else { return KeepAlive::NotLeader(None) };
+    if leader == cluster.node_id() {
+        return cluster.leader_sessions().keep_alive(cluster.leadership(), leader, cluster.boot());
+    }
+    let request = v1::KeepAliveRequest { boot: cluster.boot().as_uuid().as_bytes().to_vec().into() };
+    let mut client = cluster.peers().peer(leader, Lane::Session);
+    let answer = tokio::time::timeout(KEEP_ALIVE_TIMEOUT, client.keep_alive(request)).await;
+    let Ok(Ok(answer)) = answer else { return KeepAlive::NotLeader(None) };
+    match answer.into_inner().result {
+        Some(v1::keep_alive_response::Result::Alive(_)) => KeepAlive::Alive,
+        Some(v1::keep_alive_response::Result::Gone(_)) => KeepAlive::Gone,
+        Some(v1::keep_alive_response::Result::Unsure(_)) => KeepAlive::Unsure,
+        Some(v1::keep_alive_response::Result::NotLeader(other)) => KeepAlive::NotLeader(other.leader.map(NodeId)),
+        None => KeepAlive::NotLeader(None),
+    }
+}

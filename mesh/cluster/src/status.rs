@@ -1,0 +1,171 @@
+//! The cluster as one node sees it: for operators, and to pick a successor.
+
+use openraft::async_runtime::WatchReceiver;
+use serde::{Deserialize, Serialize};
+use towline_core::{Node, NodeAddresses, NodeHealth, NodeId, NodeRole};
+
+use crate::{
+    handle::ClusterHandle,
+    raft::{TypeConfig, log_store::LogHealth},
+};
+
+type Metrics = openraft::RaftMetrics<TypeConfig>;
+
+/// A voter this many entries behind may still take the leadership over: they are sent to it first.
+const SUCCESSOR_LAG: u64 = 1_000;
+
+/// The cluster as this node sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterStatus {
+    /// Name of the cluster.
+    pub cluster: String,
+    /// This node.
+    pub node: NodeId,
+    /// The leader, if one is known.
+    pub leader: Option<NodeId>,
+    /// The current term.
+    pub term: u64,
+    /// All nodes, by id.
+    pub members: Vec<MemberStatus>,
+    /// Log index up to which entries are known to be committed.
+    pub committed: u64,
+    /// Log index up to which this node has applied entries.
+    pub applied: u64,
+    /// How many voters there are and how many can be lost, in words.
+    pub quorum: String,
+    /// The disk of this node.
+    pub disk: DiskStatus,
+}
+
+/// One node of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberStatus {
+    /// Its id.
+    pub id: NodeId,
+    /// Its name.
+    pub name: String,
+    /// Voter or learner, as it was enrolled.
+    pub role: NodeRole,
+    /// Whether it counts for the quorum at this moment: a voter is a learner until it has caught up.
+    pub voting: bool,
+    /// Whether it can run tasks.
+    pub health: NodeHealth,
+    /// Where it is reached.
+    pub addresses: NodeAddresses,
+    /// Version of its binary.
+    pub version: String,
+    /// How many tasks it runs at the same time.
+    pub capacity: u32,
+    /// How many tasks it runs.
+    pub load: usize,
+    /// Log index up to which it holds the log; only the leader knows.
+    pub matched: Option<u64>,
+    /// How many entries it is behind; only the leader knows.
+    pub lag: Option<u64>,
+}
+
+/// Whether a node can write its log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskStatus {
+    /// Whether it can.
+    pub health: DiskHealth,
+    /// What the log said last.
+    pub detail: String,
+}
+
+/// One word for the disk of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskHealth {
+    /// The log is written.
+    Ok,
+    /// There is no room for the log.
+    Full,
+    /// A write failed for good.
+    Failed,
+}
+
+pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
+    let metrics = metrics(cluster);
+    let members: Vec<MemberStatus> = cluster
+        .local(|state| state.nodes().map(|node| member(node, state.load_of(node.id), cluster, &metrics)).collect());
+    ClusterStatus {
+        cluster: cluster.cluster_name(),
+        node: cluster.node_id(),
+        leader: metrics.current_leader.map(NodeId),
+        term: metrics.current_term,
+        quorum: quorum(&members),
+        members,
+        committed: metrics.cluster_committed.map_or(0, |log_id| log_id.index),
+        applied: metrics.last_applied.map_or(0, |log_id| log_id.index),
+        disk: disk(cluster),
+    }
+}
+
+/// The voter that can take the leadership over, if this node leads: the one that is least behind.
+pub(crate) fn successor(cluster: &ClusterHandle) -> Option<NodeId> {
+    let status = of(cluster);
+    if status.leader != Some(cluster.node_id()) {
+        return None;
+    }
+    let others = status.members.iter().filter(|member| member.id != cluster.node_id());
+    let fit = others.filter(|member| {
+        member.voting && member.health == NodeHealth::Up && member.lag.is_some_and(|lag| lag <= SUCCESSOR_LAG)
+    });
+    fit.min_by_key(|member| (member.lag, member.id)).map(|member| member.id)
+}
+
+pub(crate) fn metrics(cluster: &ClusterHandle) -> Metrics {
+    cluster.leadership().raft().metrics().borrow_watched().clone()
+}
+
+fn member(node: &Node, load: usize, cluster: &ClusterHandle, metrics: &Metrics) -> MemberStatus {
+    let voting = metrics.membership_config.membership().voter_ids().any(|id| id == node.id.0);
+    let last = metrics.last_log_index.unwrap_or_default();
+    let leads = metrics.current_leader == Some(cluster.node_id().0);
+    let matched = if leads && node.id == cluster.node_id() {
+        Some(last)
+    } else {
+        let replicated = metrics.replication.as_ref().and_then(|replication| replication.get(&node.id.0));
+        replicated.map(|log_id| log_id.as_ref().map_or(0, |log_id| log_id.index))
+    };
+    MemberStatus {
+        id: node.id,
+        name: node.name.clone(),
+        role: node.role,
+        voting,
+        health: node.health,
+        addresses: node.addresses.clone(),
+        version: node.version.clone(),
+        capacity: node.capacity,
+        load,
+        matched,
+        lag: matched.map(|matched| last.saturating_sub(matched)),
+    }
+}
+
+fn quorum(members: &[MemberStatus]) -> String {
+    let voters = members.iter().filter(|member| member.voting).count();
+    if voters == 0 {
+        return "no voters are known yet".to_owned();
+    }
+    let quorum = voters / 2 + 1;
+    let up = members.iter().filter(|member| member.voting && member.health == NodeHealth::Up).count();
+    let noun = if voters == 1 { "voter" } else { "voters" };
+    match up.checked_sub(quorum) {
+        Some(spare) => format!("{voters} {noun}, quorum {quorum}, can lose {spare} more"),
+        None => format!("{voters} {noun}, quorum {quorum}, only {up} up"),
+    }
+}
+
+fn disk(cluster: &ClusterHandle) -> DiskStatus {
+    let log = cluster.leadership().log();
+    match log.health() {
+        LogHealth::Ok => DiskStatus { health: DiskHealth::Ok, detail: "log is written".to_owned() },
+        LogHealth::Full => {
+            let detail = log.has_room().map_or_else(|full| full.to_string(), |()| "a write waits for room".to_owned());
+            DiskStatus { health: DiskHealth::Full, detail }
+        }
+        LogHealth::Failed { detail } => DiskStatus { health: DiskHealth::Failed, detail },
+    }
+}
