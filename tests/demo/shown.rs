@@ -171,8 +171,8 @@ async fn readers_of(cluster: &Cluster, survey: &Task) -> Vec<Task> {
     readers
 }
 
-fn spans(report: &Value) -> Vec<Value> {
-    report["trace"]["spans"].as_array().unwrap().clone()
+fn spans(report: &Value) -> &[Value] {
+    report["trace"]["spans"].as_array().unwrap()
 }
 
 fn assert_every_delegation_shows_a_server_span(report: &Value, survey: &Task, readers: &[Task]) {

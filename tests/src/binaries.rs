@@ -2,10 +2,16 @@
 
 use std::{env, path::PathBuf, process::Command, sync::LazyLock};
 
+/// Names a binary that was built before, to be tested as it is.
+const BINARY: &str = "TEST_TOWLINE_BINARY";
+
 /// The `towline` binary of the profile that the tests were built with. Cargo builds no binary of another package for a
 /// test, so the first caller has it built.
 pub fn towline() -> PathBuf {
     static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
+        if let Some(binary) = env::var_os(BINARY) {
+            return binary.into();
+        }
         let folder = target_folder();
         let profile = folder.file_name().and_then(|name| name.to_str()).unwrap_or("debug");
         let profile = if profile == "debug" { "dev" } else { profile };
