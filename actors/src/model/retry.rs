@@ -146,7 +146,7 @@ mod tests {
     async fn the_wait_that_the_provider_asked_for_is_honoured() {
         let started = tokio::time::Instant::now();
         let error = ModelError::passing("rate_limited", "429").after(Some(Duration::from_secs(7)));
-        fails(1, error, false).complete(request("hi")).await.unwrap();
+        drop(fails(1, error, false).complete(request("hi")).await.unwrap());
         assert_eq!(started.elapsed().as_secs(), 7);
     }
 }

@@ -1,1 +1,0 @@
-//! `towline mcp-files`: a read-only file server over MCP.

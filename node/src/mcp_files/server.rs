@@ -1,0 +1,197 @@
+//! The MCP side: three tools, their schemas, and their answers.
+//!
+//! An answer is structured content, and the same as JSON text for clients that read only text.
+
+use rmcp::{
+    RoleServer, ServerHandler,
+    model::{
+        CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData, Implementation, JsonObject,
+        ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool, ToolAnnotations,
+    },
+    service::RequestContext,
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+use towline_core::TraceContext;
+use towline_trace::{Kind, Span, names};
+
+use super::folder::{Folder, Refusal};
+
+/// Serves one folder. Cheap to clone: over HTTP each session has one.
+#[derive(Clone)]
+pub(super) struct FileServer {
+    folder: Folder,
+}
+
+impl FileServer {
+    pub(super) fn new(folder: Folder) -> Self {
+        Self { folder }
+    }
+
+    /// Carries out a call, on a thread that may wait for the disk.
+    pub(super) async fn answer(&self, call: Call) -> CallToolResult {
+        let folder = self.folder.clone();
+        let done = tokio::task::spawn_blocking(move || match call {
+            Call::ListDirectory { path } => structured(folder.list(path.as_deref())),
+            Call::ReadFile { path } => structured(folder.read(&path)),
+            Call::SearchFiles { pattern, path } => structured(folder.search(&pattern, path.as_deref())),
+        });
+        done.await.unwrap_or_else(|_| refused("the file server failed at this".to_owned()))
+    }
+}
+
+/// A call with checked arguments.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    ListDirectory { path: Option<String> },
+    ReadFile { path: String },
+    SearchFiles { pattern: String, path: Option<String> },
+}
+
+/// A call that cannot be carried out.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum BadCall {
+    UnknownTool,
+    Arguments(String),
+}
+
+impl Call {
+    pub(super) fn read(tool: &str, arguments: JsonObject) -> Result<Self, BadCall> {
+        let mut arguments = Arguments(arguments);
+        let call = match tool {
+            "list_directory" => Call::ListDirectory { path: arguments.optional("path")? },
+            "read_file" => Call::ReadFile { path: arguments.required("path")? },
+            "search_files" => {
+                Call::SearchFiles { pattern: arguments.required("pattern")?, path: arguments.optional("path")? }
+            }
+            _ => return Err(BadCall::UnknownTool),
+        };
+        arguments.nothing_left()?;
+        Ok(call)
+    }
+}
+
+struct Arguments(JsonObject);
+
+impl Arguments {
+    fn optional(&mut self, name: &str) -> Result<Option<String>, BadCall> {
+        match self.0.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(BadCall::Arguments(format!("{name:?} must be a text, not {other}"))),
+        }
+    }
+
+    fn required(&mut self, name: &str) -> Result<String, BadCall> {
+        self.optional(name)?.ok_or_else(|| BadCall::Arguments(format!("{name:?} is missing")))
+    }
+
+    fn nothing_left(&self) -> Result<(), BadCall> {
+        match self.0.keys().next() {
+            Some(name) => Err(BadCall::Arguments(format!("{name:?} is no argument of this tool"))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn structured(result: Result<impl Serialize, Refusal>) -> CallToolResult {
+    match result.map(|value| serde_json::to_value(value)) {
+        Ok(Ok(value)) => {
+            let mut result = CallToolResult::success(vec![ContentBlock::text(value.to_string())]);
+            result.structured_content = Some(value);
+            result
+        }
+        Ok(Err(error)) => refused(format!("write the answer: {error}")),
+        Err(refusal) => refused(refusal.to_string()),
+    }
+}
+
+fn refused(why: String) -> CallToolResult {
+    CallToolResult::error(vec![ContentBlock::text(why)])
+}
+
+impl ServerHandler for FileServer {
+    fn get_info(&self) -> ServerConfig {
+        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+            .with_server_info(Implementation::new("towline-mcp-files", env!("CARGO_PKG_VERSION")))
+            .with_instructions("Shows the text files of one folder. Paths are relative to it.")
+    }
+
+    async fn list_tools(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        Ok(ListToolsResult::with_all_items(tools()))
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let mut span = span(&request.name, &context);
+        let result = match Call::read(&request.name, request.arguments.unwrap_or_default()) {
+            Ok(call) => self.answer(call).await,
+            Err(BadCall::Arguments(why)) => refused(format!("{}: {why}", request.name)),
+            Err(BadCall::UnknownTool) => {
+                let message = format!("unknown tool {:?}", request.name);
+                span.fail("-32602", &message);
+                return Err(ErrorData::invalid_params(message, None));
+            }
+        };
+        if result.is_error == Some(true) {
+            span.fail(names::error::TOOL_ERROR, "the tool refused");
+        }
+        Ok(CallToolResponse::Complete(result))
+    }
+}
+
+/// The SERVER span of a call, below the caller's if the caller sent its place in a trace.
+fn span(tool: &str, context: &RequestContext<RoleServer>) -> Span {
+    let name = format!("{} {tool}", names::span::TOOLS_CALL);
+    let parent = context.meta.get_traceparent().and_then(|text| text.parse::<TraceContext>().ok());
+    let mut span = match parent {
+        Some(parent) => Span::child(name, Kind::Server, &parent),
+        None => Span::root(name, Kind::Server),
+    };
+    span.set(names::MCP_METHOD_NAME, names::span::TOOLS_CALL);
+    span
+}
+
+/// The tools, as clients see them.
+pub(super) fn tools() -> Vec<Tool> {
+    let folder = json!({ "type": "string", "description": "Folder, relative to the folder that is shown; default: that folder." });
+    vec![
+        tool(
+            "list_directory",
+            "Lists a folder: name, path, kind, size in bytes and whether it is a text file that read_file reads.",
+            json!({ "path": folder }),
+            &[],
+        ),
+        tool(
+            "read_file",
+            "Reads a UTF-8 text file of at most 1 MiB and counts its lines, words and bytes.",
+            json!({ "path": { "type": "string", "description": "File, relative to the folder that is shown." } }),
+            &["path"],
+        ),
+        tool(
+            "search_files",
+            "Searches the text files below a folder for lines that match a regular expression.",
+            json!({ "pattern": { "type": "string", "description": "Regular expression." }, "path": folder }),
+            &["pattern"],
+        ),
+    ]
+}
+
+fn tool(name: &'static str, description: &'static str, properties: Value, required: &[&str]) -> Tool {
+    let schema = JsonObject::from_iter([
+        ("type".to_owned(), json!("object")),
+        ("properties".to_owned(), properties),
+        ("required".to_owned(), json!(required)),
+        ("additionalProperties".to_owned(), json!(false)),
+    ]);
+    let mut tool = Tool::new(name, description, schema);
+    tool.annotations = Some(ToolAnnotations::new().read_only(true).idempotent(true).open_world(false));
+    tool
+}

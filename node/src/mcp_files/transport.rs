@@ -1,0 +1,108 @@
+//! Standard input and output, or Streamable HTTP on loopback.
+
+use axum::serve::ListenerExt;
+use rmcp::{
+    ServiceExt,
+    transport::streamable_http_server::{
+        StreamableHttpServerConfig, StreamableHttpService, session::local::LocalSessionManager,
+    },
+};
+use rustix::fs::{FileType, fstat};
+use std::{io, net::SocketAddr, os::fd::OwnedFd, sync::Arc};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, UnixStream, unix::pipe},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{FileServer, McpFilesError};
+
+/// Path of the MCP endpoint.
+const ENDPOINT: &str = "/mcp";
+
+type Input = Box<dyn AsyncRead + Send + Unpin>;
+type Output = Box<dyn AsyncWrite + Send + Unpin>;
+
+pub(super) async fn serve_stdio(server: FileServer) -> Result<(), McpFilesError> {
+    let streams = (input().map_err(McpFilesError::Stdio)?, output().map_err(McpFilesError::Stdio)?);
+    let service = match server.serve(streams).await {
+        Ok(service) => service,
+        // A client that leaves before the handshake wants nothing more.
+        Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
+        Err(error) => return Err(McpFilesError::Serve(error.to_string())),
+    };
+    service.waiting().await.map(|_| ()).map_err(|error| McpFilesError::Serve(error.to_string()))
+}
+
+/// Standard input without a hop to a blocking thread for each read: a pipe or a socket, depending on who started this
+/// process. A terminal or a file has no such way.
+fn input() -> io::Result<Input> {
+    let fd = rustix::io::dup(io::stdin())?;
+    Ok(match file_type(&fd)? {
+        FileType::Fifo => Box::new(pipe::Receiver::from_owned_fd(fd)?),
+        FileType::Socket => Box::new(unix_stream(fd)?),
+        _ => Box::new(tokio::io::stdin()),
+    })
+}
+
+fn output() -> io::Result<Output> {
+    let fd = rustix::io::dup(io::stdout())?;
+    Ok(match file_type(&fd)? {
+        FileType::Fifo => Box::new(pipe::Sender::from_owned_fd(fd)?),
+        FileType::Socket => Box::new(unix_stream(fd)?),
+        _ => Box::new(tokio::io::stdout()),
+    })
+}
+
+fn file_type(fd: &OwnedFd) -> io::Result<FileType> {
+    Ok(FileType::from_raw_mode(fstat(fd)?.st_mode))
+}
+
+fn unix_stream(fd: OwnedFd) -> io::Result<UnixStream> {
+    let stream = std::os::unix::net::UnixStream::from(fd);
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
+}
+
+pub(super) async fn serve_http(server: FileServer, address: SocketAddr) -> Result<(), McpFilesError> {
+    if !address.ip().is_loopback() {
+        return Err(McpFilesError::NotLoopback(address));
+    }
+    let listener = TcpListener::bind(address).await.map_err(|source| McpFilesError::Listen { address, source })?;
+    let address = listener.local_addr().map_err(|source| McpFilesError::Listen { address, source })?;
+    tracing::info!(url = format!("http://{address}{ENDPOINT}"), "file server listens");
+    let stop = CancellationToken::new();
+    let serving = serve_listener(server, listener, stop.clone());
+    tokio::select! {
+        served = serving => served.map_err(|source| McpFilesError::Listen { address, source }),
+        _ = tokio::signal::ctrl_c() => {
+            stop.cancel();
+            Ok(())
+        }
+    }
+}
+
+/// Serves at a listener until `stop`.
+pub(super) async fn serve_listener(
+    server: FileServer,
+    listener: TcpListener,
+    stop: CancellationToken,
+) -> io::Result<()> {
+    let port = listener.local_addr()?.port();
+    let hosts = ["127.0.0.1", "localhost", "[::1]"].map(|host| format!("{host}:{port}"));
+    // No browser page has business here: any Origin is refused.
+    let config = StreamableHttpServerConfig::default()
+        .with_allowed_hosts(hosts)
+        .enforce_origin_validation()
+        .with_cancellation_token(stop.clone());
+    let sessions = Arc::new(LocalSessionManager::default());
+    let service = StreamableHttpService::new(move || Ok(server.clone()), sessions, config);
+    let router = axum::Router::new().nest_service(ENDPOINT, service);
+    // An answer is two small writes; without this the second waits for the client's delayed acknowledgement.
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "a connection stays with Nagle's algorithm");
+        }
+    });
+    axum::serve(listener, router).with_graceful_shutdown(async move { stop.cancelled().await }).await
+}
