@@ -7,8 +7,16 @@
 //! The node asks the core how a task may change and the cluster in which order; nothing here decides either.
 
 pub mod a2a;
+pub mod api;
+pub mod cli;
+mod commands;
+pub mod config;
 pub mod demo;
 pub mod dev;
 pub mod error;
 pub mod mcp_files;
+pub mod output;
+pub mod peer_server;
+pub mod startup;
+pub mod telemetry;
 pub mod waterfall;

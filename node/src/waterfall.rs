@@ -165,8 +165,10 @@ fn table(rows: &[Row]) -> String {
     let took = width(|row| &row.duration, "DURATION");
     let mut text = format!("{:name$}  {:node$}  {:>start$}  {:>took$}\n", "SPAN", "NODE", "START", "DURATION");
     for row in rows {
-        let line =
-            format!("{:name$}  {:node$}  {:>start$}  {:>took$}  {}", row.name, row.node, row.start, row.duration, row.note);
+        let line = format!(
+            "{:name$}  {:node$}  {:>start$}  {:>took$}  {}",
+            row.name, row.node, row.start, row.duration, row.note
+        );
         text.push_str(line.trim_end());
         text.push('\n');
     }

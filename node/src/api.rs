@@ -1,0 +1,234 @@
+//! The operator API: what A2A does not show, under `/api/v1`, and the probes `/livez` and `/healthz`.
+//!
+//! For the operator of this machine only, by the same rule as the A2A door. Errors are
+//! `{"error": {"code": …, "message": …}}`; 503 means that the cluster has no quorum.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Json, Router,
+    extract::{Path, Request, State, rejection::JsonRejection},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::sync::Mutex;
+use towline_actors::Mesh;
+use towline_cluster::{ClusterHandle, ProposeError, Unavailable};
+use towline_core::{Agent, NodeRole, Placement, State as ClusterState, TaskId};
+
+use crate::a2a::{listener::PeerAddress, principal};
+
+/// Longest life of a join token: who needs one later makes one later.
+const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// What the operator API shows.
+pub struct Api {
+    /// The cluster.
+    pub cluster: ClusterHandle,
+    /// The running mesh; none before it has started and after it has stopped.
+    pub mesh: Mutex<Option<Mesh>>,
+    /// Base URL of the public listener.
+    pub public_url: String,
+    /// Whether this node has registered and takes work.
+    pub ready: AtomicBool,
+}
+
+/// An agent, as the operator sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AgentView {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub description: String,
+    /// Tags of its skill.
+    pub tags: Vec<String>,
+    /// On how many nodes it is to be placed; none means all.
+    pub replicas: Option<u32>,
+    /// Nodes on which it is placed.
+    pub nodes: Vec<NodeView>,
+    /// Its tasks that have not ended, on all nodes.
+    pub open_tasks: usize,
+}
+
+/// A node, named.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeView {
+    /// Its id.
+    pub id: u64,
+    /// Its name.
+    pub name: String,
+}
+
+/// The routes of the operator API.
+pub fn router(api: Arc<Api>) -> Router {
+    Router::new()
+        .route("/api/v1/cluster", get(cluster))
+        .route("/api/v1/agents", get(agents))
+        .route("/api/v1/mcp", get(mcp))
+        .route("/api/v1/tasks/{id}", get(task))
+        .route("/api/v1/tasks/{id}/trace", get(trace))
+        .route("/api/v1/join-tokens", post(join_token))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&api), operator_only))
+        .route("/livez", get(async || "ok\n"))
+        .route("/healthz", get(health))
+        .with_state(api)
+}
+
+async fn operator_only(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
+    let peer = request.extensions().get::<PeerAddress>().map(|PeerAddress(address)| *address);
+    match principal::local_operator(request.headers(), peer, &api.public_url) {
+        Ok(()) => next.run(request).await,
+        Err(refused) => ApiError::new(StatusCode::FORBIDDEN, "forbidden", refused.to_string()).into_response(),
+    }
+}
+
+async fn health(State(api): State<Arc<Api>>) -> Response {
+    let has_leader = api.cluster.status().leader.is_some();
+    match (has_leader, api.ready.load(Ordering::Relaxed)) {
+        (true, true) => "ok\n".into_response(),
+        (false, _) => (StatusCode::SERVICE_UNAVAILABLE, "no leader is known\n").into_response(),
+        (true, false) => (StatusCode::SERVICE_UNAVAILABLE, "this node has not registered\n").into_response(),
+    }
+}
+
+async fn cluster(State(api): State<Arc<Api>>) -> Response {
+    Json(api.cluster.status()).into_response()
+}
+
+async fn agents(State(api): State<Arc<Api>>) -> Result<Response, ApiError> {
+    let agents =
+        api.cluster.read(|state| state.agents().map(|agent| agent_view(state, agent)).collect::<Vec<_>>()).await?;
+    Ok(Json(json!({ "agents": agents })).into_response())
+}
+
+fn agent_view(state: &ClusterState, agent: &Agent) -> AgentView {
+    let node = |id: &towline_core::NodeId| NodeView {
+        id: id.0,
+        name: state.node(*id).map(|node| node.name.clone()).unwrap_or_default(),
+    };
+    let nodes: Vec<NodeView> = agent.placed.iter().map(node).collect();
+    let runs = |id: &towline_core::NodeId| state.tasks_of(*id).filter(|task| task.agent == agent.spec.name).count();
+    let open_tasks = state.nodes().map(|node| runs(&node.id)).sum();
+    AgentView {
+        name: agent.spec.name.to_string(),
+        description: agent.spec.description.clone(),
+        tags: agent.spec.tags.clone(),
+        replicas: match agent.spec.placement {
+            Placement::Replicas(replicas) => Some(replicas),
+            Placement::EveryNode => None,
+        },
+        nodes,
+        open_tasks,
+    }
+}
+
+async fn mcp(State(api): State<Arc<Api>>) -> Response {
+    let servers = api.mesh.lock().await.as_ref().map(Mesh::mcp_servers).unwrap_or_default();
+    Json(json!({ "servers": servers })).into_response()
+}
+
+async fn task(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let id = task_id(&id)?;
+    let task = api.cluster.read(|state| state.task(id).cloned()).await?;
+    task.map(|task| Json(task).into_response()).ok_or_else(|| unknown_task(id))
+}
+
+async fn trace(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let id = task_id(&id)?;
+    let found = api.cluster.read(|state| state.task(id).map(|task| task.trace)).await?;
+    let context = found.ok_or_else(|| unknown_task(id))?;
+    let spans = api.cluster.spans(context.trace_id).await;
+    let sampled = context.sampled;
+    Ok(Json(json!({ "trace_id": context.trace_id_hex(), "sampled": sampled, "spans": spans })).into_response())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenRequest {
+    role: RoleName,
+    ttl_ms: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RoleName {
+    Voter,
+    Learner,
+}
+
+async fn join_token(
+    State(api): State<Arc<Api>>,
+    body: Result<Json<TokenRequest>, JsonRejection>,
+) -> Result<Response, ApiError> {
+    let Json(request) = body.map_err(|error| invalid(error.body_text()))?;
+    let ttl = Duration::from_millis(request.ttl_ms);
+    if ttl.is_zero() || ttl > MAX_TOKEN_TTL {
+        return Err(invalid(format!("ttl_ms is out of range: 1 to {}", MAX_TOKEN_TTL.as_millis())));
+    }
+    let role = match request.role {
+        RoleName::Voter => NodeRole::Voter,
+        RoleName::Learner => NodeRole::Learner,
+    };
+    let token = api.cluster.mint_token(role, ttl).await?;
+    Ok(Json(json!({ "token": token, "ttl_ms": request.ttl_ms })).into_response())
+}
+
+fn task_id(text: &str) -> Result<TaskId, ApiError> {
+    // What is no id is no task's id: the same answer as for one that is not there.
+    let message = || format!("task {text:?} is not known");
+    text.parse().map_err(|_| ApiError::new(StatusCode::NOT_FOUND, "unknown_task", message()))
+}
+
+fn unknown_task(id: TaskId) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "unknown_task", format!("task {id} is not known"))
+}
+
+fn invalid(message: String) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+}
+
+struct ApiError {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, code: &'static str, message: String) -> Self {
+        Self { status, code, message }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let body = json!({ "error": { "code": self.code, "message": self.message } });
+        (self.status, Json(body)).into_response()
+    }
+}
+
+impl From<Unavailable> for ApiError {
+    fn from(error: Unavailable) -> Self {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", error.to_string())
+    }
+}
+
+impl From<ProposeError> for ApiError {
+    fn from(error: ProposeError) -> Self {
+        let (status, code) = match &error {
+            ProposeError::Rejected(_) => (StatusCode::CONFLICT, "rejected"),
+            ProposeError::Unavailable { .. } => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
+            ProposeError::Unknown { .. } => (StatusCode::SERVICE_UNAVAILABLE, "unknown_outcome"),
+        };
+        ApiError::new(status, code, error.to_string())
+    }
+}

@@ -1,0 +1,384 @@
+//! The command line: what can be written, and what each command does with it.
+
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::{
+    commands,
+    demo::DemoArgs,
+    dev::DevArgs,
+    mcp_files::McpFilesArgs,
+    output::{Format, Output},
+};
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 the command did its job (even if the task failed), 1 other, 2 usage or configuration, 3 unreachable, \
+4 not authorised, 5 timeout, 10 no quorum, 11-13 demo (digest incomplete, events lost or duplicated, task ended before \
+the kill).";
+
+/// One binary: an actor-based, distributed agent mesh.
+#[derive(Debug, Parser)]
+#[command(name = "towline", version, about, after_help = EXIT_CODES, max_term_width = 100)]
+pub struct Cli {
+    /// What every command takes.
+    #[command(flatten)]
+    pub global: Global,
+    /// What is to be done.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, Clone, Args)]
+pub struct Global {
+    /// How data is written to standard output
+    #[arg(short, long, global = true, value_enum, default_value_t = Format::Text)]
+    pub output: Format,
+    /// The node to talk to; several, separated by commas: a stream that breaks goes on at the next
+    #[arg(
+        long,
+        global = true,
+        env = "TOWLINE_SERVER",
+        value_name = "URL",
+        value_delimiter = ',',
+        default_value = "http://127.0.0.1:7420"
+    )]
+    pub server: Vec<String>,
+}
+
+/// What is to be done.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Shows the whole idea on a folder of text files: three nodes, one killed, nothing lost
+    #[command(after_help = "Examples:\n  towline demo\n  towline demo --dir ~/notes --files 10 --kill leader")]
+    Demo(DemoArgs),
+    /// Runs a cluster of three nodes in the foreground, for trying things out
+    #[command(
+        after_help = "Examples:\n  towline dev\n  towline send surveyor \"Survey the first 5 text files.\"   # in another terminal"
+    )]
+    Dev(DevArgs),
+    /// Founds a cluster: makes its certificate authority and the identity of its first node
+    #[command(after_help = "Examples:\n  towline init --name prod\n  towline init --name prod --dir /etc/towline")]
+    Init(InitArgs),
+    /// Runs one node of a cluster
+    #[command(
+        after_help = "Examples:\n  towline node -c towline.yaml\n  towline node -c towline.yaml --join 10.0.0.1:7421 --token T\n  towline node -c towline.yaml --set node.listen.http=127.0.0.1:7520"
+    )]
+    Node(NodeArgs),
+    /// Sends a message to an agent and shows what comes of it
+    #[command(
+        after_help = "Examples:\n  towline send surveyor \"Survey the first 5 text files.\"\n  towline send reader -f notes.md \"Report.\"\n  towline send reader --async -o json \"Read README.md and report.\"\n  towline send surveyor --task-id ID \"yes\"          # answers a question\n  git diff | towline send reader -f - \"Review.\""
+    )]
+    Send(SendArgs),
+    /// Tasks: look at them, follow them, end them
+    #[command(subcommand)]
+    Task(TaskCommand),
+    /// Agent cards
+    #[command(subcommand)]
+    Card(CardCommand),
+    /// Agents of the cluster
+    #[command(subcommand)]
+    Agent(AgentCommand),
+    /// The cluster and its nodes
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
+    /// MCP servers of a node
+    #[command(subcommand)]
+    Mcp(McpCommand),
+    /// Serves the text files of a folder over MCP, read-only
+    #[command(after_help = "Examples:\n  towline mcp-files ./docs\n  towline mcp-files ./docs --http 127.0.0.1:8080")]
+    McpFiles(McpFilesArgs),
+    /// Checks a configuration file and lists every mistake
+    #[command(after_help = "Examples:\n  towline validate towline.yaml\n  towline validate -o json towline.yaml")]
+    Validate(ValidateArgs),
+    /// Writes a completion script for a shell
+    #[command(
+        after_help = "Examples:\n  towline completion bash > /etc/bash_completion.d/towline\n  source <(towline completion zsh)"
+    )]
+    Completion(CompletionArgs),
+}
+
+/// `towline init`
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    /// Name of the cluster
+    #[arg(long, value_name = "CLUSTER")]
+    pub name: String,
+    /// Where the configuration file is, or is made
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub dir: PathBuf,
+    /// The configuration file in DIR whose node is the first of the cluster; made if it is not there
+    #[arg(short, long, value_name = "FILE", default_value = "towline.yaml")]
+    pub config: PathBuf,
+}
+
+/// `towline node`
+#[derive(Debug, Args)]
+pub struct NodeArgs {
+    /// The configuration file
+    #[arg(short, long, value_name = "FILE", default_value = "towline.yaml")]
+    pub config: PathBuf,
+    /// Joins the cluster of the node whose peer listener is at ADDR; does nothing if this node is a member
+    #[arg(long, value_name = "ADDR", requires = "token")]
+    pub join: Option<String>,
+    /// The join token, made with `towline cluster join-token`
+    #[arg(long, value_name = "TOKEN", env = "TOWLINE_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+    /// Puts VALUE over the setting PATH of the file and of the environment; may be given again
+    #[arg(long = "set", value_name = "PATH=VALUE", value_parser = path_and_value)]
+    pub set: Vec<(String, String)>,
+    /// Stops when standard input ends: for nodes that a parent process starts
+    #[arg(long, hide = true)]
+    pub exit_with_stdin: bool,
+}
+
+/// `towline send`
+#[derive(Debug, Args)]
+pub struct SendArgs {
+    /// The agent, by its name in the mesh or by the URL of its A2A endpoint
+    pub agent: String,
+    /// What to say; `-` reads it from standard input
+    #[arg(required_unless_present = "file")]
+    pub text: Option<String>,
+    /// Shows events as they come (the default on a terminal)
+    #[arg(long, conflicts_with_all = ["asynchronous", "wait"])]
+    pub stream: bool,
+    /// Prints the task and does not wait for it
+    #[arg(long = "async", conflicts_with = "wait")]
+    pub asynchronous: bool,
+    /// Waits for the task and prints what it made (the default if standard output is no terminal)
+    #[arg(long)]
+    pub wait: bool,
+    /// Continues this task: answers the question it asked
+    #[arg(long, value_name = "ID")]
+    pub task_id: Option<String>,
+    /// Belongs to this conversation
+    #[arg(long, value_name = "ID")]
+    pub context_id: Option<String>,
+    /// Attaches a file; `-` is standard input; may be given again
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Vec<PathBuf>,
+    /// How long to wait, as in 30s or 5m; the task itself goes on
+    #[arg(long, value_name = "DURATION", value_parser = crate::config::duration)]
+    pub timeout: Option<std::time::Duration>,
+}
+
+/// `towline task …`
+#[derive(Debug, Subcommand)]
+pub enum TaskCommand {
+    /// Shows a task
+    #[command(after_help = "Example:\n  towline task get 0198c0de-0000-7000-8000-000000000000")]
+    Get {
+        /// Id of the task
+        id: String,
+    },
+    /// Lists tasks, the newest first
+    #[command(after_help = "Examples:\n  towline task list\n  towline task list --state working -o json")]
+    List(TaskListArgs),
+    /// Cancels a task and what it delegated
+    #[command(after_help = "Example:\n  towline task cancel 0198c0de-0000-7000-8000-000000000000")]
+    Cancel {
+        /// Id of the task
+        id: String,
+    },
+    /// Follows the events of a task until it ends or asks
+    #[command(
+        after_help = "Examples:\n  towline task subscribe ID\n  towline task subscribe ID --from 0     # from its first event"
+    )]
+    Subscribe {
+        /// Id of the task
+        id: String,
+        /// Shows the events after this one; without it, the task as it stands and what follows
+        #[arg(long, value_name = "EVENT")]
+        from: Option<u64>,
+    },
+    /// Shows the trace of a task, gathered from all live nodes
+    #[command(after_help = "Example:\n  towline task trace 0198c0de-0000-7000-8000-000000000000")]
+    Trace {
+        /// Id of the task
+        id: String,
+    },
+}
+
+/// `towline task list`
+#[derive(Debug, Args)]
+pub struct TaskListArgs {
+    /// Only tasks of this conversation
+    #[arg(long, value_name = "ID")]
+    pub context_id: Option<String>,
+    /// Only tasks in this state, as in working, input-required, completed
+    #[arg(long, value_name = "STATE", value_parser = task_state)]
+    pub state: Option<towline_core::TaskState>,
+    /// How many at most
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub limit: u32,
+    /// Goes on where the last page ended
+    #[arg(long, value_name = "TOKEN")]
+    pub page_token: Option<String>,
+}
+
+/// `towline card …`
+#[derive(Debug, Subcommand)]
+pub enum CardCommand {
+    /// Shows the card of the mesh, or of one agent
+    #[command(after_help = "Examples:\n  towline card get\n  towline card get reader -o json")]
+    Get {
+        /// Name of the agent; without it, the mesh's own card
+        agent: Option<String>,
+    },
+}
+
+/// `towline agent …`
+#[derive(Debug, Subcommand)]
+pub enum AgentCommand {
+    /// Lists the agents and the nodes they are placed on
+    #[command(after_help = "Example:\n  towline agent list")]
+    List,
+}
+
+/// `towline cluster …`
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Shows nodes, leader, quorum and disk
+    #[command(after_help = "Example:\n  towline cluster status")]
+    Status,
+    /// Makes a token with which one node can join
+    #[command(
+        after_help = "Examples:\n  towline cluster join-token\n  towline cluster join-token --ttl 10m --role learner"
+    )]
+    JoinToken {
+        /// How long it is good for
+        #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = crate::config::duration)]
+        ttl: std::time::Duration,
+        /// Whether the node counts for the quorum
+        #[arg(long, value_enum, default_value_t = RoleArg::Voter)]
+        role: RoleArg,
+    },
+}
+
+/// `towline mcp …`
+#[derive(Debug, Subcommand)]
+pub enum McpCommand {
+    /// Lists the MCP servers of the node and their tools
+    #[command(after_help = "Example:\n  towline mcp list")]
+    List,
+}
+
+/// `towline validate`
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// The configuration file
+    pub file: PathBuf,
+    /// Puts VALUE over the setting PATH, as `towline node` does
+    #[arg(long = "set", value_name = "PATH=VALUE", value_parser = path_and_value)]
+    pub set: Vec<(String, String)>,
+}
+
+/// `towline completion`
+#[derive(Debug, Args)]
+pub struct CompletionArgs {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+/// Role of a joining node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum RoleArg {
+    /// Counts for the quorum
+    Voter,
+    /// Holds the log and runs agents, and does not count
+    Learner,
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    run(std::env::args_os())
+}
+
+fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    // Chosen once for the whole process: TLS, gRPC and HTTP all take it from here.
+    if rustls::crypto::ring::default_provider().install_default().is_err() {
+        tracing::debug!("a TLS provider was installed before");
+    }
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors: clap knows the stream and the code of each.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let mut output = Output::of_process(cli.global.output);
+    match commands::run(cli, &mut output) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            if let Some(text) = error.report() {
+                output.note(format!("towline: {text}"));
+            }
+            error.exit_code()
+        }
+    }
+}
+
+fn path_and_value(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((path, value)) if !path.is_empty() => Ok((path.to_owned(), value.to_owned())),
+        _ => Err("write PATH=VALUE, as in node.listen.http=127.0.0.1:7520".to_owned()),
+    }
+}
+
+fn task_state(text: &str) -> Result<towline_core::TaskState, String> {
+    let wanted = text.to_lowercase().replace('_', "-");
+    let wanted = wanted.strip_prefix("task-state-").unwrap_or(&wanted);
+    let found = commands::STATES.iter().find(|(_, word)| *word == wanted);
+    found.map(|(state, _)| *state).ok_or_else(|| {
+        let words: Vec<&str> = commands::STATES.iter().map(|(_, word)| *word).collect();
+        format!("states are {}", words.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_shows_an_example_in_its_help() {
+        fn check(command: &clap::Command) {
+            if command.get_subcommands().next().is_none() && command.get_name() != "help" {
+                let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(help.contains("Example"), "{}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_usage() {
+        for args in [
+            &["towline", "send"][..],
+            &["towline", "send", "a", "x", "--async", "--wait"],
+            &["towline", "node", "--set", "x"],
+            &["towline", "nope"],
+        ] {
+            let error = Cli::try_parse_from(args).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{args:?}");
+        }
+    }
+
+    #[test]
+    fn a_state_is_taken_in_any_spelling() {
+        for text in ["input-required", "INPUT_REQUIRED", "TASK_STATE_INPUT_REQUIRED"] {
+            assert_eq!(task_state(text), Ok(towline_core::TaskState::InputRequired), "{text}");
+        }
+        assert!(task_state("done").unwrap_err().contains("completed"));
+    }
+}

@@ -1,0 +1,283 @@
+//! Follows a stream of events to its end and shows it; takes it up again where it broke.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use futures::StreamExt;
+use serde_json::Value;
+use towline_a2a::{A2aClient, ClientError, EventStream, StreamEvent, StreamItem};
+use towline_core::{Content, Part, TaskState, TraceContext};
+
+use super::{client::call_failed, state_word};
+use crate::{error::CliError, output::Output};
+
+/// Tries in a row that bring no event before a broken stream is given up: with the pauses some 20 s, more than an
+/// adoption and an election take.
+const MAX_TRIES: u32 = 10;
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+
+/// What a stream is about, and how far it was seen.
+pub(crate) struct Follow<'a> {
+    /// The same endpoint on each node; a broken stream goes on at the next.
+    pub endpoints: &'a [A2aClient],
+    pub trace: Option<TraceContext>,
+    /// The task, as soon as it is known.
+    pub task: Option<String>,
+    /// The last event that was seen.
+    pub last: Option<u64>,
+}
+
+impl Follow<'_> {
+    /// Shows `stream` until the task ends or asks; `again` opens the first stream anew while the task is not known.
+    pub(crate) async fn to_the_end(
+        mut self,
+        first: Result<EventStream, ClientError>,
+        mut again: impl AsyncFnMut(&A2aClient) -> Result<EventStream, ClientError>,
+        output: &mut Output,
+    ) -> Result<(), CliError> {
+        let mut view = View::default();
+        let mut stream = first;
+        let mut tries = 0;
+        loop {
+            let broke = match stream {
+                Ok(mut events) => {
+                    let (end, progress) = self.show(&mut events, &mut view, output).await?;
+                    if progress {
+                        tries = 0;
+                    }
+                    match end {
+                        End::Done => return Ok(view.close(output)?),
+                        End::Broke(reason) => reason,
+                    }
+                }
+                Err(error) if error.is_transient() => crate::error::chain(&error),
+                Err(error) => return Err(call_failed(&error)),
+            };
+            tries += 1;
+            if tries > MAX_TRIES {
+                return Err(CliError::Unreachable(self.given_up(&broke)));
+            }
+            let endpoint = &self.endpoints[tries as usize % self.endpoints.len()];
+            output.note(format!("stream broke ({broke}); taking it up again {}, try {tries}", self.place()));
+            tokio::time::sleep((FIRST_PAUSE * 2_u32.pow(tries.min(5))).min(LONGEST_PAUSE)).await;
+            stream = match &self.task {
+                Some(task) => endpoint.subscribe(task, self.last, self.trace.as_ref()).await,
+                None => again(endpoint).await,
+            };
+        }
+    }
+
+    fn place(&self) -> String {
+        self.last.map_or_else(|| "from the start".to_owned(), |event| format!("after event {event}"))
+    }
+
+    fn given_up(&self, reason: &str) -> String {
+        let task = self.task.as_ref();
+        let hint = task.map_or_else(String::new, |task| format!("; the task goes on: `towline task subscribe {task}`"));
+        format!("stream broke and {MAX_TRIES} tries to take it up failed: {reason}{hint}")
+    }
+
+    /// Shows events until the stream ends; also says whether there was any.
+    async fn show(
+        &mut self,
+        events: &mut EventStream,
+        view: &mut View,
+        output: &mut Output,
+    ) -> Result<(End, bool), CliError> {
+        let mut progress = false;
+        while let Some(item) = events.next().await {
+            let item = match item {
+                Ok(item) => item,
+                Err(error) if error.is_transient() => return Ok((End::Broke(crate::error::chain(&error)), progress)),
+                Err(error) => return Err(call_failed(&error)),
+            };
+            if self.was_seen(&item) {
+                continue;
+            }
+            progress = true;
+            self.note(&item);
+            view.show(&item, output)?;
+            if is_last(&item.event) {
+                return Ok((End::Done, progress));
+            }
+        }
+        Ok((End::Broke("the server closed it".to_owned()), progress))
+    }
+
+    fn was_seen(&self, item: &StreamItem) -> bool {
+        matches!((item.id, self.last), (Some(id), Some(last)) if id <= last) && !is_last(&item.event)
+    }
+
+    fn note(&mut self, item: &StreamItem) {
+        self.last = item.id.or(self.last);
+        match &item.event {
+            StreamEvent::Task(task) => self.task = Some(task.id.clone()),
+            StreamEvent::Status { task, .. } | StreamEvent::Artifact { task, .. } => self.task = Some(task.clone()),
+            StreamEvent::Message(_) => {}
+        }
+    }
+}
+
+enum End {
+    Done,
+    Broke(String),
+}
+
+fn is_last(event: &StreamEvent) -> bool {
+    let over = |state: TaskState| state.is_terminal() || state.is_interrupted();
+    matches!(event, StreamEvent::Message(_)) || event.state().is_some_and(over)
+}
+
+/// What a person has seen of a task: artifacts go to standard output as they grow, the rest beside it.
+#[derive(Default)]
+struct View {
+    begun: BTreeSet<String>,
+    /// Whether the last thing on standard output ended its line.
+    open_line: bool,
+    current: Option<String>,
+}
+
+impl View {
+    fn show(&mut self, item: &StreamItem, output: &mut Output) -> Result<(), CliError> {
+        if output.is_json() {
+            return Ok(output.json_line(&item.raw)?);
+        }
+        match &item.event {
+            StreamEvent::Task(task) => {
+                for artifact in &task.artifacts {
+                    self.parts(&artifact.artifact_id, &artifact.parts, false, output)?;
+                }
+                self.status(&task.id, task.state, task.status_text.as_deref(), output)
+            }
+            StreamEvent::Status { task, state, text, .. } => self.status(task, *state, text.as_deref(), output),
+            StreamEvent::Artifact { artifact_id, parts, append, .. } => self.parts(artifact_id, parts, *append, output),
+            StreamEvent::Message(message) => self.parts("message", &message.parts, false, output),
+        }
+    }
+
+    fn parts(&mut self, artifact: &str, parts: &[Part], append: bool, output: &mut Output) -> Result<(), CliError> {
+        let replaces = !append && self.begun.contains(artifact);
+        let other = self.current.as_deref().is_some_and(|current| current != artifact);
+        if replaces || other {
+            self.close(output)?;
+        }
+        if replaces {
+            output.note(format!("artifact {artifact} begins again; what was shown of it does not count"));
+        }
+        self.begun.insert(artifact.to_owned());
+        self.current = Some(artifact.to_owned());
+        for part in parts {
+            let text = part_text(part);
+            self.open_line = !text.is_empty() && !text.ends_with('\n') || (text.is_empty() && self.open_line);
+            output.text(&text)?;
+        }
+        Ok(())
+    }
+
+    fn status(
+        &mut self,
+        task: &str,
+        state: TaskState,
+        text: Option<&str>,
+        output: &mut Output,
+    ) -> Result<(), CliError> {
+        self.close(output)?;
+        let text = text.map_or_else(String::new, |text| format!(": {text}"));
+        output.note(format!("task {task} {}{text}", state_word(state)));
+        if state.is_interrupted() {
+            output.note(format!("answer with: towline send AGENT --task-id {task} \"…\""));
+        }
+        Ok(())
+    }
+
+    /// Ends the line that was begun on standard output.
+    fn close(&mut self, output: &mut Output) -> std::io::Result<()> {
+        if std::mem::take(&mut self.open_line) {
+            output.line("")?;
+        }
+        Ok(())
+    }
+}
+
+/// A part as text: what is no text is described.
+pub(crate) fn part_text(part: &Part) -> String {
+    let name = || part.filename.as_ref().map_or_else(String::new, |name| format!(" {name}"));
+    match &part.content {
+        Content::Text(text) => text.clone(),
+        Content::Url(url) => url.clone(),
+        Content::Data(value @ (Value::Object(_) | Value::Array(_))) => format!("{value:#}"),
+        Content::Data(value) => value.to_string(),
+        Content::Raw(bytes) => format!("[file{}: {} bytes]", name(), bytes.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Write,
+        sync::{Arc, Mutex},
+    };
+
+    use super::*;
+    use crate::output::Format;
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Shared {
+        fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn chunk(id: u64, artifact: &str, text: &str, append: bool) -> StreamItem {
+        let event = StreamEvent::Artifact {
+            task: "t".into(),
+            context: "c".into(),
+            artifact_id: artifact.into(),
+            name: None,
+            parts: vec![Part::text(text)],
+            append,
+            last_chunk: false,
+            metadata: Default::default(),
+        };
+        StreamItem { id: Some(id), event, raw: Value::Null }
+    }
+
+    fn shown(items: &[StreamItem]) -> (String, String) {
+        let (out, err) = (Shared::default(), Shared::default());
+        let mut output = Output::to(Format::Text, Box::new(out.clone()), Box::new(err.clone()));
+        let mut view = View::default();
+        items.iter().for_each(|item| view.show(item, &mut output).unwrap());
+        view.close(&mut output).unwrap();
+        (out.text(), err.text())
+    }
+
+    #[test]
+    fn chunks_of_one_artifact_are_one_text_and_another_begins_a_line() {
+        let (out, _) = shown(&[
+            chunk(1, "step-1", "Hel", false),
+            chunk(2, "step-1", "lo", true),
+            chunk(3, "step-2", "Bye", false),
+        ]);
+        assert_eq!(out, "Hello\nBye\n");
+    }
+
+    #[test]
+    fn an_artifact_that_begins_again_is_said_beside_the_data() {
+        let (out, err) = shown(&[chunk(1, "step-1", "Hel", false), chunk(2, "step-1", "Hello", false)]);
+        assert_eq!(out, "Hel\nHello\n");
+        assert!(err.contains("step-1 begins again"), "{err}");
+    }
+}

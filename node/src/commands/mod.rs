@@ -1,0 +1,85 @@
+//! The commands, one file each. All but `node` are clients: they speak A2A and the operator API to a running node.
+
+mod agent;
+mod card;
+mod client;
+mod cluster;
+mod completion;
+mod follow;
+mod init;
+mod mcp;
+mod node;
+mod send;
+mod task;
+mod validate;
+
+use towline_core::TaskState;
+
+use crate::{
+    cli::{Cli, Command, Global},
+    demo::{Console, DemoError},
+    error::CliError,
+    output::Output,
+};
+
+use client::Client;
+
+/// The states of a task and the word for each on the command line.
+pub(crate) const STATES: [(TaskState, &str); 8] = [
+    (TaskState::Submitted, "submitted"),
+    (TaskState::Working, "working"),
+    (TaskState::InputRequired, "input-required"),
+    (TaskState::AuthRequired, "auth-required"),
+    (TaskState::Completed, "completed"),
+    (TaskState::Failed, "failed"),
+    (TaskState::Canceled, "canceled"),
+    (TaskState::Rejected, "rejected"),
+];
+
+/// The word for a state.
+pub(crate) fn state_word(state: TaskState) -> &'static str {
+    STATES.iter().find(|(known, _)| *known == state).map_or("unknown", |(_, word)| word)
+}
+
+/// Runs one command.
+///
+/// # Errors
+/// When it did not do its job; the error has the exit code.
+pub fn run(cli: Cli, output: &mut Output) -> Result<(), CliError> {
+    match cli.command {
+        Command::Node(args) => node::run(args, output),
+        Command::Init(args) => init::run(&args, output),
+        Command::Validate(args) => validate::run(&args, output),
+        Command::Completion(args) => completion::run(&args, output),
+        command => runtime()?.block_on(run_async(command, &cli.global, output)),
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
+    tokio::runtime::Runtime::new().map_err(|error| CliError::Other(format!("start the async runtime: {error}")))
+}
+
+async fn run_async(command: Command, global: &Global, output: &mut Output) -> Result<(), CliError> {
+    match command {
+        Command::Demo(args) => crate::demo::run(args, console(output)).await.map_err(demo_error),
+        Command::Dev(args) => crate::dev::run(args, console(output)).await.map_err(demo_error),
+        Command::McpFiles(args) => crate::mcp_files::run(args).await.map_err(CliError::other),
+        Command::Send(args) => send::run(args, &Client::new(global)?, output).await,
+        Command::Task(command) => task::run(command, &Client::new(global)?, output).await,
+        Command::Card(command) => card::run(command, &Client::new(global)?, output).await,
+        Command::Agent(command) => agent::run(&command, &Client::new(global)?, output).await,
+        Command::Cluster(command) => cluster::run(command, &Client::new(global)?, output).await,
+        Command::Mcp(command) => mcp::run(&command, &Client::new(global)?, output).await,
+        Command::Node(_) | Command::Init(_) | Command::Validate(_) | Command::Completion(_) => {
+            unreachable!("run takes the commands that need no runtime of ours")
+        }
+    }
+}
+
+fn console(output: &Output) -> Console {
+    Console::new(Box::new(std::io::stdout()), Box::new(std::io::stderr()), output.is_json())
+}
+
+fn demo_error(error: DemoError) -> CliError {
+    CliError::Demo { code: error.exit_code(), message: crate::error::chain(&error) }
+}

@@ -1,0 +1,177 @@
+//! `towline send`: one message, and what comes of it.
+
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use towline_a2a::{SendOptions, SendReply};
+use towline_core::{Content, Message, MessageId, Part, Role, TaskId, limits::MAX_CONTENT_BYTES};
+use towline_trace::{Kind, Settings, Span, names};
+
+use super::{
+    client::{Client, call_failed},
+    follow::Follow,
+    task,
+};
+use crate::{cli::SendArgs, error::CliError, output::Output};
+
+pub(crate) async fn run(args: SendArgs, client: &Client, output: &mut Output) -> Result<(), CliError> {
+    let message = message(&args)?;
+    let limit = args.timeout;
+    let _tracing = trace_this_process();
+    let mut span = Span::root(names::span::CLI_SEND, Kind::Internal);
+    span.set(names::CLI_COMMAND, format!("send {}", args.agent));
+    span.set(names::A2A_MESSAGE_ID, message.message_id.as_str().to_owned());
+    let sent = send(&args, message, client, &span, output);
+    let result = match limit {
+        Some(limit) => tokio::time::timeout(limit, sent).await.unwrap_or_else(|_| Err(too_long(limit))),
+        None => sent.await,
+    };
+    if let Err(error) = &result {
+        span.fail("cli", &error.to_string());
+    }
+    result
+}
+
+async fn send(
+    args: &SendArgs,
+    message: Message,
+    client: &Client,
+    span: &Span,
+    output: &mut Output,
+) -> Result<(), CliError> {
+    let endpoints = client.agent(&args.agent);
+    let trace = Some(span.context());
+    let streams = args.stream || (!args.asynchronous && !args.wait && output.is_terminal());
+    let options = SendOptions {
+        return_immediately: args.asynchronous,
+        task_id: args.task_id.clone(),
+        context_id: args.context_id.clone(),
+        timeout: args.timeout,
+        ..SendOptions::default()
+    };
+    if !streams {
+        let reply = endpoints[0].send(&message, options, trace.as_ref()).await;
+        return show_reply(reply.map_err(|error| call_failed(&error))?, args.asynchronous, output);
+    }
+    let first = endpoints[0].stream(&message, options.clone(), trace.as_ref()).await;
+    if let Err(error @ towline_a2a::ClientError::Unreachable { .. }) = &first
+        && endpoints.len() == 1
+    {
+        return Err(call_failed(error));
+    }
+    let follow = Follow { endpoints: &endpoints, trace, task: None, last: None };
+    // The same message again is safe: its id makes it one task.
+    let again =
+        async |endpoint: &towline_a2a::A2aClient| endpoint.stream(&message, options.clone(), trace.as_ref()).await;
+    follow.to_the_end(first, again, output).await
+}
+
+fn show_reply(reply: SendReply, asynchronous: bool, output: &mut Output) -> Result<(), CliError> {
+    match reply {
+        SendReply::Task(task) if output.is_json() => Ok(output.json(&task.raw)?),
+        SendReply::Task(task) if asynchronous => {
+            output.note(format!("follow it with: towline task subscribe {}", task.id));
+            Ok(output.line(&task.id)?)
+        }
+        SendReply::Task(task) => task::show_result(&task, output),
+        SendReply::Message(message) if output.is_json() => Ok(output.json(&*message)?),
+        SendReply::Message(message) => Ok(output.line(message.text())?),
+    }
+}
+
+fn too_long(limit: Duration) -> CliError {
+    CliError::Timeout(format!("no end within {limit:?}: the task goes on; find it with `towline task list`"))
+}
+
+/// The command line is the root of the trace; its spans go to a collector if the environment names one.
+fn trace_this_process() -> Option<towline_trace::Guard> {
+    let settings = Settings {
+        service_name: "towline-cli".to_owned(),
+        node_id: String::new(),
+        node_name: "cli".to_owned(),
+        cluster: String::new(),
+        otlp: None,
+    };
+    towline_trace::install(settings).ok()
+}
+
+fn message(args: &SendArgs) -> Result<Message, CliError> {
+    let mut parts = Vec::new();
+    let stdin_uses =
+        args.file.iter().filter(|path| is_stdin(path)).count() + usize::from(args.text.as_deref() == Some("-"));
+    if stdin_uses > 1 {
+        return Err(CliError::Usage("standard input (-) can be read once only".to_owned()));
+    }
+    match args.text.as_deref() {
+        Some("-") => parts.push(Part::text(String::from_utf8_lossy(&read(Path::new("-"))?).into_owned())),
+        Some(text) => parts.push(Part::text(text)),
+        None => {}
+    }
+    for path in &args.file {
+        parts.push(file_part(path, read(path)?));
+    }
+    let size: usize = parts.iter().map(Part::size).sum();
+    if size > MAX_CONTENT_BYTES {
+        let text = format!("message has {size} bytes; the limit is {MAX_CONTENT_BYTES}: send less, or a link to it");
+        return Err(CliError::Usage(text));
+    }
+    let message_id: MessageId = uuid::Uuid::now_v7().to_string().parse().map_err(CliError::other)?;
+    let task_id = args.task_id.as_deref().and_then(|id| id.parse::<TaskId>().ok());
+    Ok(Message {
+        message_id,
+        context_id: None,
+        task_id,
+        role: Role::User,
+        parts,
+        metadata: Default::default(),
+        extensions: Vec::new(),
+        reference_task_ids: Vec::new(),
+    })
+}
+
+fn is_stdin(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, CliError> {
+    let too_much = u64::try_from(MAX_CONTENT_BYTES).unwrap_or(u64::MAX) + 1;
+    let mut bytes = Vec::new();
+    let read = if is_stdin(path) {
+        std::io::stdin().lock().take(too_much).read_to_end(&mut bytes)
+    } else {
+        std::fs::File::open(path).and_then(|file| file.take(too_much).read_to_end(&mut bytes))
+    };
+    read.map_err(|error| CliError::Usage(format!("read {}: {error}", path.display())))?;
+    Ok(bytes)
+}
+
+/// A file as a part: as text where it is text, so that a model can read it.
+fn file_part(path: &PathBuf, bytes: Vec<u8>) -> Part {
+    let filename = if is_stdin(path) { Some("stdin".to_owned()) } else { name_of(path) };
+    let (content, media_type) = match String::from_utf8(bytes) {
+        Ok(text) if !text.contains('\0') => (Content::Text(text), "text/plain"),
+        Ok(text) => (Content::Raw(text.into_bytes()), "application/octet-stream"),
+        Err(error) => (Content::Raw(error.into_bytes()), "application/octet-stream"),
+    };
+    Part { content, media_type: Some(media_type.to_owned()), filename, metadata: Default::default() }
+}
+
+fn name_of(path: &Path) -> Option<String> {
+    path.file_name().map(|name| name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_file_is_a_text_part_and_another_is_raw() {
+        let text = file_part(&"a/notes.md".into(), b"# Hi".to_vec());
+        assert_eq!((text.content, text.filename.as_deref()), (Content::Text("# Hi".into()), Some("notes.md")));
+        let binary = file_part(&"x.bin".into(), vec![0xff, 0]);
+        assert_eq!(binary.content, Content::Raw(vec![0xff, 0]));
+    }
+}

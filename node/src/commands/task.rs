@@ -1,0 +1,139 @@
+//! `towline task …`
+
+use serde::Deserialize;
+use serde_json::Value;
+use towline_a2a::{AGENT_KEY, ListQuery, RemoteTask};
+use towline_trace::SpanRecord;
+
+use super::{
+    client::{Client, call_failed},
+    follow::{Follow, part_text},
+    state_word,
+};
+use crate::{
+    cli::{TaskCommand, TaskListArgs},
+    error::CliError,
+    output::Output,
+    waterfall,
+};
+
+/// Longest text of a cell in a list.
+const MAX_CELL_CHARS: usize = 60;
+
+pub(crate) async fn run(command: TaskCommand, client: &Client, output: &mut Output) -> Result<(), CliError> {
+    match command {
+        TaskCommand::Get { id } => {
+            let task = client.mesh().get_task(&id, None, None).await.map_err(|error| call_failed(&error))?;
+            show(&task, output)
+        }
+        TaskCommand::Cancel { id } => {
+            let task = client.mesh().cancel_task(&id, None).await.map_err(|error| call_failed(&error))?;
+            show(&task, output)
+        }
+        TaskCommand::List(args) => list(args, client, output).await,
+        TaskCommand::Subscribe { id, from } => subscribe(&id, from, client, output).await,
+        TaskCommand::Trace { id } => trace(&id, client, output).await,
+    }
+}
+
+fn show(task: &RemoteTask, output: &mut Output) -> Result<(), CliError> {
+    if output.is_json() {
+        return Ok(output.json(&task.raw)?);
+    }
+    output.line(format!("task     {}", task.id))?;
+    output.line(format!("agent    {}", agent_of(task)))?;
+    output.line(format!("context  {}", task.context_id))?;
+    output.line(format!("state    {}", state_word(task.state)))?;
+    if let Some(generation) = task.generation {
+        output.line(format!("events   {generation}"))?;
+    }
+    if let Some(text) = &task.status_text {
+        output.line(format!("status   {text}"))?;
+    }
+    for artifact in &task.artifacts {
+        let name = artifact.name.as_deref().unwrap_or("artifact");
+        output.line(format!("\n{} ({name})", artifact.artifact_id))?;
+        artifact.parts.iter().try_for_each(|part| output.line(part_text(part).trim_end()))?;
+    }
+    Ok(())
+}
+
+/// Shows what a task made: its artifacts as data, its state beside them.
+pub(crate) fn show_result(task: &RemoteTask, output: &mut Output) -> Result<(), CliError> {
+    for part in task.artifacts.iter().flat_map(|artifact| &artifact.parts) {
+        output.line(part_text(part).trim_end())?;
+    }
+    let text = task.status_text.as_deref().map_or_else(String::new, |text| format!(": {text}"));
+    output.note(format!("task {} {}{text}", task.id, state_word(task.state)));
+    if task.state.is_interrupted() {
+        output.note(format!("answer with: towline send {} --task-id {} \"…\"", agent_of(task), task.id));
+    }
+    Ok(())
+}
+
+fn agent_of(task: &RemoteTask) -> &str {
+    task.metadata.get(AGENT_KEY).and_then(Value::as_str).unwrap_or("-")
+}
+
+async fn list(args: TaskListArgs, client: &Client, output: &mut Output) -> Result<(), CliError> {
+    let query = ListQuery {
+        context_id: args.context_id,
+        state: args.state,
+        page_size: Some(args.limit),
+        page_token: args.page_token,
+        history_length: Some(1),
+        include_artifacts: false,
+    };
+    let page = client.mesh().list_tasks(&query, None).await.map_err(|error| call_failed(&error))?;
+    if output.is_json() {
+        return Ok(output.json(&page.raw)?);
+    }
+    let rows = page.tasks.iter().map(row).collect();
+    output.table(&["TASK", "AGENT", "STATE", "UPDATED", "STATUS"], rows)?;
+    let shown = page.tasks.len();
+    if let Some(token) = page.next_page_token {
+        output.note(format!("{shown} of {}; more with --page-token {token}", page.total_size));
+    }
+    Ok(())
+}
+
+fn row(task: &RemoteTask) -> Vec<String> {
+    let updated = task.raw.pointer("/status/timestamp").and_then(Value::as_str).unwrap_or("-");
+    let text = task.status_text.as_deref().unwrap_or_default();
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_CELL_CHARS).collect();
+    vec![task.id.clone(), agent_of(task).to_owned(), state_word(task.state).to_owned(), updated.to_owned(), text]
+}
+
+async fn subscribe(id: &str, from: Option<u64>, client: &Client, output: &mut Output) -> Result<(), CliError> {
+    let endpoints = client.meshes();
+    let first = endpoints[0].subscribe(id, from, None).await;
+    match &first {
+        // There is nothing to follow: the task as it ended is the answer.
+        Err(error) if error.is_unsupported() => {
+            let task = endpoints[0].get_task(id, None, None).await.map_err(|error| call_failed(&error))?;
+            return if output.is_json() { Ok(output.json_line(&task.raw)?) } else { show_result(&task, output) };
+        }
+        Err(error @ towline_a2a::ClientError::Unreachable { .. }) if endpoints.len() == 1 => {
+            return Err(call_failed(error));
+        }
+        Ok(_) | Err(_) => {}
+    }
+    let follow = Follow { endpoints: &endpoints, trace: None, task: Some(id.to_owned()), last: from };
+    follow.to_the_end(first, async |endpoint| endpoint.subscribe(id, from, None).await, output).await
+}
+
+#[derive(Deserialize)]
+struct Trace {
+    trace_id: String,
+    spans: Vec<SpanRecord>,
+}
+
+async fn trace(id: &str, client: &Client, output: &mut Output) -> Result<(), CliError> {
+    let answer = client.get(&format!("/api/v1/tasks/{id}/trace")).await?;
+    if output.is_json() {
+        return Ok(output.json(&answer)?);
+    }
+    let trace: Trace = serde_json::from_value(answer).map_err(CliError::other)?;
+    output.note(format!("trace {} ({} spans)", trace.trace_id, trace.spans.len()));
+    Ok(output.text(&waterfall::render(&trace.spans))?)
+}

@@ -1,0 +1,152 @@
+//! The configuration of a node: one YAML file, then the environment, then the command line.
+//!
+//! [`load`] reads it whole and reports every mistake at once, each with its path and place. It touches nothing: a node
+//! with a wrong file ends before it has made a folder or opened a port. A [`NodeConfig`] exists only if nothing is wrong.
+
+mod agents;
+mod mistakes;
+mod models;
+mod node;
+mod peers;
+mod secrets;
+mod section;
+mod servers;
+mod telemetry;
+mod tree;
+mod values;
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use towline_actors::MeshConfig;
+use towline_core::AgentName;
+
+pub use mistakes::{ConfigError, Mistake, Origin};
+pub use node::{DEFAULT_DATA, DEFAULT_HTTP, DEFAULT_PEER, NodeSettings};
+pub use telemetry::TelemetrySettings;
+
+use section::{Context, Field, Section};
+use tree::Tree;
+
+pub(crate) use values::{duration, host_port};
+
+/// Largest configuration file.
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
+/// Environment variables of settings start with this; `__` stands between the parts of a path.
+const ENV_PREFIX: &str = "TOWLINE_";
+/// The parts that a path may begin with.
+const TOP_LEVEL: [&str; 8] = ["node", "cluster", "front_door", "models", "mcp", "agents", "peers", "telemetry"];
+
+/// A configuration that is right.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// Who this node is and where it listens.
+    pub node: NodeSettings,
+    /// The cluster that it should belong to, if the file says so.
+    pub cluster: Option<String>,
+    /// The agent behind the mesh's own card.
+    pub front_door: Option<AgentName>,
+    /// Agents, models, servers, peers.
+    pub mesh: MeshConfig,
+    /// Where spans go.
+    pub telemetry: TelemetrySettings,
+}
+
+/// What lies over the file.
+#[derive(Debug, Clone, Default)]
+pub struct Overrides {
+    /// The environment: `TOWLINE_NODE__LISTEN__HTTP` is `node.listen.http`. Also where secrets are found.
+    pub env: BTreeMap<String, String>,
+    /// `--set PATH=VALUE`, over the environment.
+    pub flags: Vec<(String, String)>,
+}
+
+impl Overrides {
+    /// The environment of this process, and what the command line says.
+    pub fn of_process(flags: Vec<(String, String)>) -> Self {
+        let env =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        Self { env: env.collect(), flags }
+    }
+}
+
+/// Reads a configuration file.
+///
+/// # Errors
+/// When the file cannot be read, or has mistakes: all of them.
+pub fn load(path: &Path, overrides: &Overrides) -> Result<NodeConfig, ConfigError> {
+    let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+    let size = fs::metadata(path).map_err(failed)?.len();
+    if size > MAX_FILE_BYTES {
+        return Err(failed(std::io::Error::other(format!("{size} bytes; the limit is {MAX_FILE_BYTES}"))));
+    }
+    let text = fs::read_to_string(path).map_err(failed)?;
+    let base = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let base = std::path::absolute(base).map_err(failed)?;
+    read(&text, base, overrides).map_err(|mistakes| ConfigError::Mistakes { path: path.to_owned(), mistakes })
+}
+
+/// Reads a configuration from its text; `base` is where its relative paths start.
+fn read(text: &str, base: PathBuf, overrides: &Overrides) -> Result<NodeConfig, Vec<Mistake>> {
+    let mut tree = Tree::parse(text).map_err(|mistake| vec![mistake])?;
+    let mistakes = apply(&mut tree, overrides);
+    let context = Context { base, secrets: secrets::Secrets::new(&overrides.env), mistakes: RefCell::new(mistakes) };
+    let config = Field::root(&tree, &context).section().map(read_root);
+    let mut mistakes = context.mistakes.into_inner();
+    mistakes.sort();
+    match config {
+        Some(config) if mistakes.is_empty() => Ok(config),
+        _ => Err(mistakes),
+    }
+}
+
+fn read_root(mut root: Section<'_>) -> NodeConfig {
+    let node = node::read(&mut root);
+    let cluster = read_cluster(&mut root);
+    let models = models::read(&mut root);
+    let servers = servers::read(&mut root);
+    let peers = peers::read(&mut root);
+    let known = agents::Known {
+        models: root.keys_of("models"),
+        servers: servers.iter().map(|server| server.name.as_str()).collect(),
+        peers: peers.iter().map(|peer| peer.name.as_str()).collect(),
+    };
+    let agents = agents::read(&mut root, &known);
+    let front_door = agents::read_front_door(&mut root, &agents);
+    let telemetry = telemetry::read(&mut root);
+    root.finish();
+    let permits = node.permits;
+    NodeConfig { node, cluster, front_door, mesh: MeshConfig { permits, models, servers, agents, peers }, telemetry }
+}
+
+fn read_cluster(root: &mut Section<'_>) -> Option<String> {
+    let mut section = root.get("cluster")?.section()?;
+    let name = section.get("name").and_then(|field| field.parse(values::plain_name));
+    section.finish();
+    name
+}
+
+/// Puts the environment and the flags over the file; returns what does not fit.
+fn apply(tree: &mut Tree, overrides: &Overrides) -> Vec<Mistake> {
+    let from_env = overrides.env.iter().filter_map(|(name, value)| {
+        let path: Vec<String> = name.strip_prefix(ENV_PREFIX)?.split("__").map(str::to_lowercase).collect();
+        TOP_LEVEL.contains(&path[0].as_str()).then(|| (Origin::Env(name.clone()), path, value))
+    });
+    let from_flags = overrides.flags.iter().map(|(path, value)| {
+        (Origin::Flag(format!("--set {path}")), path.split('.').map(str::to_owned).collect(), value)
+    });
+    let mut mistakes = Vec::new();
+    for (at, path, value) in from_env.chain(from_flags) {
+        if let Err(message) = tree.set(&path, value, &at) {
+            mistakes.push(Mistake { at, path: path.join("."), message });
+        }
+    }
+    mistakes
+}
+
+#[cfg(test)]
+mod tests;

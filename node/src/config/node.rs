@@ -1,0 +1,113 @@
+//! `node:` – who this node is and where it listens.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use super::{
+    section::{Field, Section},
+    values::{host_port, http_url, listen_address, plain_name, resolve, url_text},
+};
+
+/// Default of `node.listen.http`.
+pub const DEFAULT_HTTP: &str = "127.0.0.1:7420";
+/// Default of `node.listen.peer`.
+pub const DEFAULT_PEER: &str = "127.0.0.1:7421";
+/// Default of `node.data`, beside the file.
+pub const DEFAULT_DATA: &str = "data";
+/// Default of `node.permits`: most of a task is waiting for a model.
+const DEFAULT_PERMITS: u32 = 32;
+/// More side by side than this is a mistake on any machine.
+const MAX_PERMITS: u32 = 100_000;
+
+/// `node:`
+#[derive(Debug, Clone)]
+pub struct NodeSettings {
+    /// Name of the node, for people.
+    pub name: String,
+    /// Folder of log, snapshots and identity.
+    pub data: PathBuf,
+    /// Where clients connect.
+    pub http: SocketAddr,
+    /// Where other nodes connect.
+    pub peer: SocketAddr,
+    /// How clients write the address of `http`, if not as it listens.
+    pub public_url: Option<String>,
+    /// How other nodes reach `peer`, if not as it listens.
+    pub advertise_peer: Option<String>,
+    /// How many tasks run at the same time.
+    pub permits: u32,
+}
+
+/// Reads the section; a default stands where a mistake was noted.
+pub(crate) fn read(root: &mut Section<'_>) -> NodeSettings {
+    let section = root.get("node").and_then(|field| field.section());
+    let Some(mut section) = section else {
+        root.mistake("node is missing: write node: { name: a }");
+        return fallback();
+    };
+    let name = section.required("name", "a").and_then(|field| field.parse(plain_name));
+    let data = section.get("data");
+    let base = root_base(root);
+    let data = data.and_then(|field| field.text()).unwrap_or(DEFAULT_DATA);
+    let (http, peer) = read_listen(&mut section);
+    let public_url = section.get("public_url").and_then(|field| field.parse(http_url)).map(|url| url_text(&url));
+    let advertise_peer = section.get("advertise_peer").and_then(|field| field.parse(host_port));
+    if peer.ip().is_unspecified() && advertise_peer.is_none() {
+        section.mistake("advertise_peer is missing: listen.peer is on every address, so say how other nodes reach it, as in advertise_peer: 10.0.0.1:7421");
+    }
+    let permits = section.get("permits").and_then(|field| field.number(1, MAX_PERMITS)).unwrap_or(DEFAULT_PERMITS);
+    section.finish();
+    NodeSettings {
+        name: name.unwrap_or_default(),
+        data: resolve(&base, data),
+        http,
+        peer,
+        public_url,
+        advertise_peer,
+        permits,
+    }
+}
+
+fn root_base(root: &Section<'_>) -> PathBuf {
+    root.context().base.clone()
+}
+
+fn fallback() -> NodeSettings {
+    NodeSettings {
+        name: String::new(),
+        data: DEFAULT_DATA.into(),
+        http: known(DEFAULT_HTTP),
+        peer: known(DEFAULT_PEER),
+        public_url: None,
+        advertise_peer: None,
+        permits: DEFAULT_PERMITS,
+    }
+}
+
+fn read_listen(node: &mut Section<'_>) -> (SocketAddr, SocketAddr) {
+    let defaults = (known(DEFAULT_HTTP), known(DEFAULT_PEER));
+    let Some(mut section) = node.get("listen").and_then(|field| field.section()) else { return defaults };
+    let http = section.get("http").and_then(|field| read_http(&field)).unwrap_or(defaults.0);
+    let peer_field = section.get("peer");
+    let peer = peer_field.as_ref().and_then(|field| field.parse(listen_address)).unwrap_or(defaults.1);
+    if http == peer && http.port() != 0 {
+        section.mistake(format!("http and peer are both {http}: they need a port each"));
+    }
+    section.finish();
+    (http, peer)
+}
+
+fn read_http(field: &Field<'_>) -> Option<SocketAddr> {
+    let address = field.parse(listen_address)?;
+    if !address.ip().is_loopback() {
+        field.mistake(format!(
+            "{address} is not on loopback: clients are not authenticated yet, so anybody who reaches the port would be \
+             the operator; listen on 127.0.0.1 and reach it through ssh or a proxy that authenticates"
+        ));
+        return None;
+    }
+    Some(address)
+}
+
+fn known(address: &str) -> SocketAddr {
+    address.parse().expect("a constant of this file")
+}

@@ -1,0 +1,78 @@
+//! `{{secret:NAME}}`: the environment variable NAME, else the file NAME in the folder that `TOWLINE_SECRETS_DIR` names.
+
+use std::{collections::BTreeMap, fs, path::PathBuf};
+
+use towline_actors::Secret;
+
+use super::section::Field;
+
+/// Variable that names the folder of secret files, as container platforms mount them.
+const SECRETS_DIR: &str = "TOWLINE_SECRETS_DIR";
+const OPEN: &str = "{{secret:";
+const CLOSE: &str = "}}";
+
+/// Where secrets are looked up.
+pub(crate) struct Secrets {
+    env: BTreeMap<String, String>,
+    dir: Option<PathBuf>,
+}
+
+impl Secrets {
+    pub(crate) fn new(env: &BTreeMap<String, String>) -> Self {
+        Self { env: env.clone(), dir: env.get(SECRETS_DIR).map(PathBuf::from) }
+    }
+
+    fn look_up(&self, name: &str) -> Result<String, String> {
+        let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
+        if !is_name || name.starts_with('.') {
+            return Err(format!("secret name {name:?} may have letters, digits, '_', '-' and '.' only"));
+        }
+        if let Some(value) = self.env.get(name).filter(|value| !value.is_empty()) {
+            return Ok(value.clone());
+        }
+        let Some(dir) = &self.dir else {
+            return Err(format!("secret {name} is not there: set the environment variable {name}, or {SECRETS_DIR}"));
+        };
+        let file = dir.join(name);
+        let text = fs::read_to_string(&file).map_err(|error| {
+            format!("secret {name} is neither in the environment nor in {}: {error}", file.display())
+        })?;
+        Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+    }
+
+    /// Replaces every reference in `text`.
+    fn expand(&self, text: &str) -> Result<String, String> {
+        let mut expanded = String::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once(OPEN) {
+            let (name, behind) =
+                after.split_once(CLOSE).ok_or_else(|| format!("{OPEN}NAME{CLOSE} has no closing {CLOSE}"))?;
+            expanded.push_str(before);
+            expanded.push_str(&self.look_up(name.trim())?);
+            rest = behind;
+        }
+        expanded.push_str(rest);
+        Ok(expanded)
+    }
+}
+
+impl Field<'_> {
+    /// A text with its references replaced.
+    pub(crate) fn expanded(&self) -> Option<String> {
+        self.parse(|text| self.context.secrets.expand(text))
+    }
+
+    /// A text that may hold references.
+    pub(crate) fn secret(&self) -> Option<Secret> {
+        self.expanded().map(Secret::new)
+    }
+
+    /// A text that must be a reference: what is written out in a file ends up in its history and its backups.
+    pub(crate) fn only_secret(&self, example: &str) -> Option<Secret> {
+        if self.is_text() && !self.text()?.contains(OPEN) {
+            self.mistake(format!("is written out: refer to it, as in \"{OPEN}{example}{CLOSE}\""));
+            return None;
+        }
+        self.secret()
+    }
+}

@@ -1,0 +1,157 @@
+//! `mcp:` – the MCP servers that this node uses.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use towline_actors::{McpServerConfig, McpTransport, Secret};
+use towline_core::OnAdoption;
+
+use super::{
+    mistakes::hint,
+    section::{Field, Section},
+    values::{duration, glob, http_url, is_plain_remote, plain_name, resolve, url_text},
+};
+
+/// Default of a server's `timeout`.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+/// As program of a stdio server this stands for the running binary, wherever it lies.
+const OURSELVES: &str = "towline";
+
+pub(crate) fn read(root: &mut Section<'_>) -> Vec<McpServerConfig> {
+    let Some(mut section) = root.get("mcp").and_then(|field| field.section()) else { return Vec::new() };
+    let mut servers: Vec<McpServerConfig> = Vec::new();
+    for field in section.list("servers") {
+        let Some(server) = read_server(&field) else { continue };
+        if servers.iter().any(|known| known.name == server.name) {
+            field.mistake(format!("server {:?} is declared twice: names are unique", server.name));
+        }
+        servers.push(server);
+    }
+    section.finish();
+    servers
+}
+
+fn read_server(field: &Field<'_>) -> Option<McpServerConfig> {
+    let mut section = field.section()?;
+    let name = section.required("name", "fs").and_then(|field| field.parse(plain_name));
+    let transport = read_transport(&mut section);
+    let allow = section.list("allow").iter().filter_map(|field| field.parse(glob)).collect();
+    let on_adoption = section.get("on_adoption").map(|field| read_on_adoption(&field)).unwrap_or_default();
+    let trust_annotations = section.flag("trust_annotations", false);
+    let call_timeout = section.get("timeout").and_then(|field| field.parse(duration)).unwrap_or(DEFAULT_TIMEOUT);
+    let required = section.flag("required", false);
+    section.finish();
+    Some(McpServerConfig {
+        name: name?,
+        transport: transport?,
+        allow,
+        on_adoption,
+        trust_annotations,
+        call_timeout,
+        required,
+    })
+}
+
+/// `command` means stdio and `endpoint` means http; `transport` may say so, too.
+fn read_transport(section: &mut Section<'_>) -> Option<McpTransport> {
+    let transport = section.get("transport");
+    let command = section.get("command");
+    let endpoint = section.get("endpoint");
+    let env = section.get("env");
+    let cwd = section.get("cwd");
+    let headers = section.get("headers");
+    let said = transport.as_ref().and_then(|field| field.text());
+    let kind = match (said, &command, &endpoint) {
+        (Some(said @ ("stdio" | "http")), _, _) => said,
+        (Some(said), _, _) => {
+            let known = hint(said, ["stdio", "http"]);
+            transport.as_ref()?.mistake(format!("transport {said:?} is not known; {known}"));
+            return None;
+        }
+        (None, Some(_), None) => "stdio",
+        (None, None, Some(_)) => "http",
+        (None, Some(_), Some(_)) => {
+            section.mistake("has command and endpoint: a server is reached one way");
+            return None;
+        }
+        (None, None, None) => {
+            section.mistake(
+                "command or endpoint is missing: write command: [PROGRAM, ARGUMENT] or endpoint: http://HOST/mcp",
+            );
+            return None;
+        }
+    };
+    if kind == "stdio" {
+        refuse(&[&endpoint, &headers], "is for http servers; this one is a child process");
+        let Some(command) = command else {
+            section.mistake("command is missing: write command: [PROGRAM, ARGUMENT]");
+            return None;
+        };
+        read_stdio(&command, env.as_ref(), cwd.as_ref())
+    } else {
+        refuse(&[&command, &env, &cwd], "is for stdio servers; this one is reached over http");
+        let Some(endpoint) = endpoint else {
+            section.mistake("endpoint is missing: write endpoint: http://HOST/mcp");
+            return None;
+        };
+        read_http(&endpoint, headers.as_ref())
+    }
+}
+
+fn refuse(fields: &[&Option<Field<'_>>], reason: &str) {
+    fields.iter().copied().flatten().for_each(|field| field.mistake(reason));
+}
+
+fn read_stdio(command: &Field<'_>, env: Option<&Field<'_>>, cwd: Option<&Field<'_>>) -> Option<McpTransport> {
+    let words = command.list();
+    let mut command_line: Vec<String> = words.iter().filter_map(|field| field.text().map(str::to_owned)).collect();
+    if words.is_empty() {
+        command.mistake("names no program");
+        return None;
+    }
+    if command_line.first().is_some_and(|program| program == OURSELVES)
+        && let Ok(path) = std::env::current_exe()
+    {
+        command_line[0] = path.to_string_lossy().into_owned();
+    }
+    let env = env.map(|field| field.entries()).unwrap_or_default();
+    let env = env.into_iter().filter_map(|(name, field)| Some((name.to_owned(), field.expanded()?))).collect();
+    let base = &command.context.base;
+    let cwd = cwd.and_then(|field| field.text()).map_or_else(|| base.clone(), |path| resolve(base, path));
+    Some(McpTransport::Stdio { command: command_line, env, cwd: Some(cwd) })
+}
+
+fn read_http(endpoint: &Field<'_>, headers: Option<&Field<'_>>) -> Option<McpTransport> {
+    let url = endpoint.parse(http_url);
+    let headers = headers.map(|field| field.entries()).unwrap_or_default();
+    let headers: Vec<(String, Secret)> =
+        headers.into_iter().filter_map(|(name, field)| Some((header_name(name, &field)?, field.secret()?))).collect();
+    let url = url?;
+    let authorized = headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("authorization"));
+    if authorized && is_plain_remote(&url) {
+        endpoint.mistake("is not https: the Authorization header would travel in plain text");
+    }
+    Some(McpTransport::Http { endpoint: url_text(&url), headers })
+}
+
+fn header_name(name: &str, field: &Field<'_>) -> Option<String> {
+    let parsed = http::HeaderName::try_from(name);
+    parsed.map_err(|_| field.mistake(format!("{name:?} is no name of an HTTP header"))).ok()?;
+    Some(name.to_owned())
+}
+
+fn read_on_adoption(field: &Field<'_>) -> BTreeMap<String, OnAdoption> {
+    let read = |(pattern, field): (&str, Field<'_>)| {
+        let pattern = glob(pattern).map_err(|error| field.mistake(error)).ok()?;
+        Some((pattern, field.parse(on_adoption)?))
+    };
+    field.entries().into_iter().filter_map(read).collect()
+}
+
+fn on_adoption(text: &str) -> Result<OnAdoption, String> {
+    match text {
+        "retry" => Ok(OnAdoption::Retry),
+        "ask" => Ok(OnAdoption::Ask),
+        "fail" => Ok(OnAdoption::Fail),
+        _ => Err(format!("{text:?} is not known; {}", hint(text, ["retry", "ask", "fail"]))),
+    }
+}

@@ -1,0 +1,354 @@
+//! How a node starts, and stops in the reverse order.
+//!
+//! ```text
+//! logs ▸ config ▸ ports ▸ identity ▸ traces ▸ cluster ▸ listeners ▸ mesh ▸ register ▸ ready
+//!      ◂──────────────────────── traces ◂ cluster ◂ listeners ◂ mesh ◂ resign ◂ streams ◂ signal
+//! ```
+//! Up to the ports nothing is touched: a wrong file or a taken port leaves no trace. Traces outlive the runtime, so that
+//! the last spans are exported.
+
+use std::{
+    net::SocketAddr,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{net::TcpListener, sync::Mutex, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+use towline_actors::Mesh;
+use towline_cluster::{
+    Cluster, ClusterError, ClusterHandle, ClusterOptions, ProposeError, Registration,
+    membership::{self, Identity},
+};
+use towline_core::{AgentName, NodeAddresses};
+
+use crate::{
+    a2a::{self, A2aSettings, Door, listener},
+    api::{self, Api},
+    config::NodeConfig,
+    error::{CliError, chain},
+    peer_server::PeerTls,
+    telemetry,
+};
+
+/// Pause between two tries to register: an election takes about a second.
+const REGISTER_PAUSE: Duration = Duration::from_millis(300);
+/// Each step of a stop may take this long. In practice a stop takes well below a second.
+const STOP_STEP: Duration = Duration::from_secs(2);
+/// Runs and connections are told to end; child processes are given a moment before they are killed.
+const STOP_MESH: Duration = Duration::from_secs(5);
+/// The listeners drain connections themselves, within a limit of their own.
+const DRAIN: Duration = Duration::from_secs(6);
+/// Tasks that still run when the runtime ends are given this long.
+const RUNTIME_STOP: Duration = Duration::from_secs(1);
+/// Stands for the front door where no agent is declared: the answer to a request names the agents that there are.
+const NO_FRONT_DOOR: &str = "front-door";
+
+/// How a node comes into its cluster, and when it ends.
+#[derive(Debug, Default)]
+pub struct StartOptions {
+    /// Address of a member's peer listener, and the join token.
+    pub join: Option<(String, String)>,
+    /// Whether the end of standard input ends the node.
+    pub exit_with_stdin: bool,
+}
+
+/// Runs a node until it is told to stop.
+///
+/// # Errors
+/// When it cannot start, or its Raft core stops for good.
+pub fn run(config: NodeConfig, options: StartOptions) -> Result<(), CliError> {
+    let runtime = tokio::runtime::Runtime::new().map_err(CliError::other)?;
+    let stop = runtime.block_on(stop_signal(options.exit_with_stdin))?;
+    let ports = runtime.block_on(Ports::bind(&config))?;
+    let identity = runtime.block_on(identity(&config, &ports, options.join))?;
+    let traces = telemetry::start_traces(&config.telemetry, &identity)?;
+    let result = runtime.block_on(Box::pin(serve(config, ports, stop)));
+    runtime.shutdown_timeout(RUNTIME_STOP);
+    drop(traces);
+    result
+}
+
+/// The two ports of a node, bound and not yet served.
+struct Ports {
+    http: TcpListener,
+    peer: TcpListener,
+    /// As others reach them.
+    advertised: NodeAddresses,
+}
+
+impl Ports {
+    async fn bind(config: &NodeConfig) -> Result<Self, CliError> {
+        let node = &config.node;
+        let http = bind(node.http, "node.listen.http").await?;
+        let peer = bind(node.peer, "node.listen.peer").await?;
+        let http_address = http.local_addr().map_err(CliError::other)?;
+        let peer_address = peer.local_addr().map_err(CliError::other)?;
+        let advertised = NodeAddresses {
+            http: node.public_url.clone().unwrap_or_else(|| format!("http://{http_address}")),
+            peer: node.advertise_peer.clone().unwrap_or_else(|| peer_address.to_string()),
+        };
+        Ok(Self { http, peer, advertised })
+    }
+}
+
+async fn bind(address: SocketAddr, setting: &str) -> Result<TcpListener, CliError> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let text = match error.kind() {
+            std::io::ErrorKind::AddrInUse => format!(
+                "port {} is in use ({setting}: {address}): stop what listens there (`ss -ltnp`), or choose another port",
+                address.port()
+            ),
+            std::io::ErrorKind::AddrNotAvailable => {
+                format!("{address} is no address of this machine ({setting}): choose one of `ip addr`")
+            }
+            _ => format!("listen on {address} ({setting}): {error}"),
+        };
+        CliError::Other(text)
+    })
+}
+
+/// Who this node is: what the data folder says, else what the cluster says that it joins.
+async fn identity(config: &NodeConfig, ports: &Ports, join: Option<(String, String)>) -> Result<Identity, CliError> {
+    let data = &config.node.data;
+    let found = membership::identity(data).map_err(cluster_error)?;
+    let identity = match (found, join) {
+        (Some(identity), join) => {
+            if join.is_some() {
+                tracing::info!(node = %identity.node, cluster = %identity.cluster_name, "this node is a member; --join is not needed");
+            }
+            identity
+        }
+        (None, Some((address, token))) => {
+            let joined = membership::join(data, &address, &token, &config.node.name, ports.advertised.clone()).await;
+            joined.map_err(cluster_error)?
+        }
+        (None, None) => return Err(no_identity(data)),
+    };
+    check_identity(config, &identity)?;
+    Ok(identity)
+}
+
+fn no_identity(data: &Path) -> CliError {
+    CliError::Usage(format!(
+        "data folder {} belongs to no cluster: found one with `towline init --name CLUSTER`, or join one with \
+         `--join ADDR --token TOKEN` (a token is made with `towline cluster join-token`)",
+        data.display()
+    ))
+}
+
+/// A data folder that belongs to another node or cluster than the file means is a mistake that must not go on.
+fn check_identity(config: &NodeConfig, identity: &Identity) -> Result<(), CliError> {
+    let data = config.node.data.display();
+    if let Some(wanted) = config.cluster.as_ref().filter(|wanted| **wanted != identity.cluster_name) {
+        return Err(CliError::Usage(format!(
+            "data folder {data} belongs to cluster {:?}, and cluster.name is {wanted:?}: change node.data or cluster.name",
+            identity.cluster_name
+        )));
+    }
+    if identity.node_name != config.node.name {
+        return Err(CliError::Usage(format!(
+            "data folder {data} belongs to node {:?}, and node.name is {:?}: change node.data or node.name",
+            identity.node_name, config.node.name
+        )));
+    }
+    Ok(())
+}
+
+fn cluster_error(error: ClusterError) -> CliError {
+    let text = chain(&error);
+    match error {
+        ClusterError::Enrol { reached: false, .. } => CliError::Unreachable(text),
+        ClusterError::Enrol { .. } | ClusterError::Token { .. } => CliError::Auth(text),
+        ClusterError::NoIdentity { .. } | ClusterError::Occupied { .. } | ClusterError::Foreign { .. } => {
+            CliError::Usage(text)
+        }
+        ClusterError::Locked { .. }
+        | ClusterError::Invalid { .. }
+        | ClusterError::File { .. }
+        | ClusterError::Certificate { .. }
+        | ClusterError::Store(_)
+        | ClusterError::Fatal { .. } => CliError::Other(text),
+    }
+}
+
+/// Why a node ends.
+enum End {
+    Asked(&'static str),
+    Fatal(String),
+}
+
+async fn serve(config: NodeConfig, ports: Ports, stop: CancellationToken) -> Result<(), CliError> {
+    let options = ClusterOptions {
+        data: config.node.data.clone(),
+        addresses: ports.advertised.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    let cluster = Cluster::start(options).await.map_err(cluster_error)?;
+    let handle = cluster.handle();
+    let doors = Doors::open(&config, ports, &cluster);
+    let started = tokio::select! {
+        started = start_mesh(&config, &handle, &doors.api) => started.map(|()| None),
+        () = stop.cancelled() => Ok(Some(End::Asked("stop was asked for while starting"))),
+        reason = cluster.fatal() => Ok(Some(End::Fatal(reason))),
+    };
+    let end = match started {
+        Ok(Some(end)) => Ok(end),
+        Ok(None) => Ok(tokio::select! {
+            () = stop.cancelled() => End::Asked("stop was asked for"),
+            reason = cluster.fatal() => End::Fatal(reason),
+        }),
+        Err(error) => Err(error),
+    };
+    let can_resign = !matches!(end, Ok(End::Fatal(_)));
+    doors.stop(&handle, can_resign).await;
+    within("stop raft", STOP_STEP * 2, cluster.shutdown()).await;
+    match end? {
+        End::Asked(_) => Ok(()),
+        End::Fatal(reason) => {
+            Err(CliError::Other(format!("raft core stopped, the node must be started again: {reason}")))
+        }
+    }
+}
+
+/// The listeners, and what is served on them.
+struct Doors {
+    api: Arc<Api>,
+    /// Ends streams and waits.
+    stopping: CancellationToken,
+    /// Closes the listeners.
+    close: CancellationToken,
+    serving: Vec<JoinHandle<()>>,
+}
+
+impl Doors {
+    fn open(config: &NodeConfig, ports: Ports, cluster: &Cluster) -> Self {
+        let (stopping, close) = (CancellationToken::new(), CancellationToken::new());
+        let public_url = ports.advertised.http.clone();
+        let settings = Arc::new(A2aSettings {
+            cluster: cluster.handle(),
+            front_door: config.front_door.clone().unwrap_or_else(no_front_door),
+            public_url: public_url.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            stopping: stopping.clone(),
+        });
+        let api = Arc::new(Api {
+            cluster: cluster.handle(),
+            mesh: Mutex::new(None),
+            public_url,
+            ready: AtomicBool::new(false),
+        });
+        let public = a2a::router(Arc::clone(&settings), Door::Public).merge(api::router(Arc::clone(&api)));
+        let peer = a2a::router(settings, Door::Peer).merge(cluster.peer_routes());
+        let tls = PeerTls::new(cluster.peer_tls());
+        tracing::info!(http = ?ports.http.local_addr(), peer = ?ports.peer.local_addr(), "listening");
+        let serving = vec![
+            tokio::spawn(listener::serve(ports.http, listener::Plain, public, close.clone())),
+            tokio::spawn(listener::serve(ports.peer, tls, peer, close.clone())),
+        ];
+        Self { api, stopping, close, serving }
+    }
+
+    /// Stops in the reverse order of the start; every step has a limit.
+    async fn stop(self, handle: &ClusterHandle, can_resign: bool) {
+        self.api.ready.store(false, Ordering::Relaxed);
+        self.stopping.cancel();
+        if can_resign {
+            within("resign", STOP_STEP, async {
+                if let Err(error) = handle.resign().await {
+                    tracing::warn!(error = chain(&error), "resign: the others find out by themselves");
+                }
+            })
+            .await;
+        }
+        let mesh = self.api.mesh.lock().await.take();
+        if let Some(mesh) = mesh {
+            within("stop the mesh", STOP_MESH, mesh.stop()).await;
+        }
+        self.close.cancel();
+        within("close the listeners", DRAIN, async {
+            for task in self.serving {
+                if let Err(error) = task.await {
+                    tracing::error!(%error, "a listener ended badly");
+                }
+            }
+        })
+        .await;
+    }
+}
+
+fn no_front_door() -> AgentName {
+    NO_FRONT_DOOR.parse().expect("a constant of this file")
+}
+
+/// Starts the mesh and registers; from then on this node takes work.
+async fn start_mesh(config: &NodeConfig, handle: &ClusterHandle, api: &Api) -> Result<(), CliError> {
+    let agents = Mesh::agent_specs(&config.mesh);
+    let mesh = Mesh::start(config.mesh.clone(), handle.clone()).await.map_err(CliError::other)?;
+    *api.mesh.lock().await = Some(mesh);
+    let registration = Registration { capacity: config.mesh.permits, agents };
+    register(handle, registration).await?;
+    api.ready.store(true, Ordering::Relaxed);
+    tracing::info!(
+        node = %handle.node_id(),
+        name = config.node.name,
+        cluster = handle.cluster_name(),
+        url = api.public_url,
+        "ready"
+    );
+    Ok(())
+}
+
+/// Registers as soon as there is a leader: a cluster that starts has none yet.
+async fn register(handle: &ClusterHandle, registration: Registration) -> Result<(), CliError> {
+    loop {
+        match handle.register(registration.clone()).await {
+            Ok(()) => return Ok(()),
+            Err(ProposeError::Rejected(rejection)) => {
+                return Err(CliError::Other(format!("register this node: {rejection}")));
+            }
+            Err(error @ (ProposeError::Unavailable { .. } | ProposeError::Unknown { .. })) => {
+                tracing::debug!(error = chain(&error), "register: trying again");
+                tokio::time::sleep(REGISTER_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn within(what: &str, limit: Duration, step: impl Future<Output = ()>) {
+    if tokio::time::timeout(limit, step).await.is_err() {
+        tracing::warn!(?limit, "{what}: takes too long, going on");
+    }
+}
+
+/// Canceled by SIGTERM, SIGINT, or the end of standard input if that counts.
+async fn stop_signal(exit_with_stdin: bool) -> Result<CancellationToken, CliError> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let token = CancellationToken::new();
+    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+        let mut signals = signal(kind).map_err(CliError::other)?;
+        let token = token.clone();
+        tokio::spawn(async move {
+            signals.recv().await;
+            tracing::info!("stopping");
+            token.cancel();
+        });
+    }
+    if exit_with_stdin {
+        watch_stdin(token.clone());
+    }
+    Ok(token)
+}
+
+/// Reads standard input on a thread of its own: a read cannot be canceled, and must not keep the runtime from ending.
+fn watch_stdin(token: CancellationToken) {
+    std::thread::spawn(move || {
+        let ended = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        tracing::info!(?ended, "standard input ended: stopping");
+        token.cancel();
+    });
+}
