@@ -128,6 +128,12 @@ impl Cluster {
         Arc::clone(&self.tls)
     }
 
+    /// The Raft node itself, for tests that make snapshots and purge the log.
+    #[doc(hidden)]
+    pub fn raft(&self) -> &raft::Raft {
+        self.handle.leadership().raft()
+    }
+
     /// Returns when the Raft core has stopped for good, with its reason: the process must end and be started again, since
     /// a node without its core only looks alive.
     pub async fn fatal(&self) -> String {

@@ -337,11 +337,17 @@ impl Writer {
             self.stage(record)?;
         }
         self.flush(wait_for_room)?;
-        if sync || (purged && self.has_purgeable_segment()) {
+        let removable = purged && self.has_purgeable_segment();
+        if sync || removable {
             self.sync()?;
         }
         if purged {
             self.forget_purged_places();
+        }
+        if removable {
+            // From here on only the newer segments say what stands, so a record behind proves that they are durable.
+            self.stage(&Record::Mark)?;
+            self.flush(wait_for_room)?;
             self.remove_purged_segments()?;
         }
         Ok(())

@@ -6,7 +6,7 @@
 use std::{
     collections::VecDeque,
     fmt::Debug,
-    fs, io,
+    io,
     ops::{Bound, RangeBounds},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, RwLock},
@@ -111,11 +111,7 @@ impl LogStore {
     }
 
     pub(crate) fn open_on(dir: &Path, disk: Arc<dyn Disk>, hot_bytes: usize) -> Result<LogStore, StoreError> {
-        fs::create_dir_all(dir).map_err(|source| StoreError::File {
-            action: "make folder",
-            path: dir.to_owned(),
-            source,
-        })?;
+        super::make_folder(dir)?;
         let (wal, recovered) = Wal::open(dir, disk.clone())?;
         let unreadable = |source| StoreError::Unreadable { path: dir.to_owned(), source: Box::new(source) };
         let mut log = Log::decode(recovered).map_err(unreadable)?;
@@ -416,15 +412,11 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         I: IntoIterator<Item = RaftEntry> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let mut records = Vec::new();
-        let appended = self.update(|log| {
-            entries.into_iter().try_for_each(|entry| {
-                let body = wire::encode_entry(&entry).into();
-                records.push(Record::Entry { id: entry_id(&entry.log_id), body });
-                log.append(entry)
-            })
-        });
-        appended?;
+        let entries: Vec<RaftEntry> = entries.into_iter().collect();
+        let record =
+            |entry: &RaftEntry| Record::Entry { id: entry_id(&entry.log_id), body: wire::encode_entry(entry).into() };
+        let records = entries.iter().map(record).collect();
+        self.update(|log| entries.into_iter().try_for_each(|entry| log.append(entry)))?;
         self.0.wal.write_durably(records, Box::new(|outcome| callback.io_completed(outcome))).await
     }
 

@@ -6,7 +6,13 @@ pub mod log_store;
 pub(crate) mod network;
 pub mod state_machine;
 
-use std::{fmt, io, path::PathBuf, sync::Arc};
+use std::{
+    fmt,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use openraft::{Config, SnapshotPolicy};
 use serde::{Deserialize, Serialize};
@@ -101,6 +107,16 @@ pub enum StoreError {
         /// What is not understood.
         source: Box<WireError>,
     },
+}
+
+/// Makes a folder if it is not there, so that it outlives a power cut like the files that will be in it.
+fn make_folder(dir: &Path) -> Result<(), StoreError> {
+    let failed = |source| StoreError::File { action: "make folder", path: dir.to_owned(), source };
+    fs::create_dir_all(dir).map_err(failed)?;
+    match dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        Some(parent) => File::open(parent).and_then(|parent| parent.sync_all()).map_err(failed),
+        None => Ok(()),
+    }
 }
 
 /// A leader says that it lives this often. The failover time is bound to [`ELECTION_TIMEOUT_MAX_MS`], not to this.

@@ -117,11 +117,7 @@ impl StateMachine {
     /// When the snapshot cannot be read or is damaged: the entries before it are gone, so there is nothing to fall
     /// back to.
     pub fn open(dir: &Path, quiet_through: u64) -> Result<(StateMachine, StateView), StoreError> {
-        let file_error = |action| {
-            let path = dir.to_owned();
-            move |source| StoreError::File { action, path, source }
-        };
-        fs::create_dir_all(dir).map_err(file_error("make folder"))?;
+        super::make_folder(dir)?;
         let applied = load(&dir.join(SNAPSHOT_FILE))?;
         let index = applied.last.map_or(0, |log_id| log_id.index);
         let saved = Mutex::new(applied.last);

@@ -1,0 +1,229 @@
+//! Nodes of one cluster in this process, with real gRPC over mutual TLS on loopback.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use tempfile::TempDir;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::{JoinHandle, JoinSet},
+    time::{Instant, sleep},
+};
+use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt as _;
+use towline_cluster::{Cluster, ClusterHandle, ClusterOptions, PeerIdentity, Registration, membership};
+use towline_core::{
+    AgentSpec, Command, Message, MessageId, NodeAddresses, NodeId, NodeRole, Part, Placement, Principal, Proposal,
+    Role, State, Submission, TaskId, TraceContext,
+};
+use uuid::Uuid;
+
+/// No wait in a test is longer.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Some nodes and their data folders.
+pub struct TestCluster {
+    pub nodes: Vec<TestNode>,
+    dir: TempDir,
+}
+
+/// A node that runs, or its data folder while it does not.
+pub struct TestNode {
+    data: PathBuf,
+    addresses: NodeAddresses,
+    running: Option<Running>,
+}
+
+struct Running {
+    cluster: Cluster,
+    server: JoinHandle<()>,
+}
+
+impl TestCluster {
+    /// A founded cluster of one node, registered.
+    async fn found() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (data, (listener, addresses)) = (dir.path().join("1"), listen().await);
+        membership::found(&data, "test", "node-1", addresses.clone()).unwrap();
+        let mut node = TestNode { data, addresses, running: None };
+        node.start_on(listener).await;
+        node.register().await;
+        Self { nodes: vec![node], dir }
+    }
+
+    /// A cluster of several voters, all registered.
+    pub async fn of(count: usize) -> Self {
+        let mut cluster = Self::found().await;
+        for _ in 1..count {
+            cluster.join().await;
+        }
+        cluster.wait_for_voters(count).await;
+        cluster
+    }
+
+    async fn join(&mut self) {
+        let name = format!("node-{}", self.nodes.len() + 1);
+        let (data, (listener, addresses)) = (self.dir.path().join(&name), listen().await);
+        let token = self.nodes[0].handle().mint_token(NodeRole::Voter, Duration::from_secs(600)).await.unwrap();
+        let member = self.nodes[0].addresses.peer.clone();
+        membership::join(&data, &member, &token, &name, addresses.clone()).await.unwrap();
+        let mut node = TestNode { data, addresses, running: None };
+        node.start_on(listener).await;
+        node.register().await;
+        self.nodes.push(node);
+    }
+
+    /// Waits until so many nodes vote, as every running node sees it.
+    async fn wait_for_voters(&self, count: usize) {
+        for handle in self.running() {
+            let voting = || handle.status().members.iter().filter(|member| member.voting).count();
+            wait_until(&format!("{count} voters"), || voting() == count).await;
+        }
+    }
+
+    /// The position of the node that leads, once all running nodes agree on one that runs.
+    pub async fn leader(&self) -> usize {
+        let agreed = || {
+            let mut leaders = self.running().map(|handle| handle.status().leader);
+            let first = leaders.next()??;
+            let running = self.running().any(|handle| handle.node_id() == first);
+            (running && leaders.all(|leader| leader == Some(first))).then_some(first)
+        };
+        wait_until("a leader", || agreed().is_some()).await;
+        let leader = agreed();
+        let position = self.nodes.iter().position(|node| node.running.is_some() && Some(node.id()) == leader);
+        position.unwrap_or(0)
+    }
+
+    pub fn running(&self) -> impl Iterator<Item = ClusterHandle> {
+        self.nodes.iter().filter(|node| node.running.is_some()).map(TestNode::handle)
+    }
+
+    /// Waits until all running nodes have applied the same, and returns it.
+    pub async fn settled_state(&self) -> State {
+        let states = || self.running().map(|handle| handle.local(State::clone)).collect::<Vec<_>>();
+        wait_until("equal states", || states().windows(2).all(|pair| pair[0] == pair[1])).await;
+        self.running().next().unwrap().local(State::clone)
+    }
+
+    pub async fn shutdown(self) {
+        for mut node in self.nodes {
+            node.stop().await;
+        }
+    }
+}
+
+impl TestNode {
+    pub fn handle(&self) -> ClusterHandle {
+        self.cluster().handle()
+    }
+
+    pub fn cluster(&self) -> &Cluster {
+        &self.running.as_ref().expect("the node runs").cluster
+    }
+
+    pub fn id(&self) -> NodeId {
+        self.handle().node_id()
+    }
+
+    /// Starts the node again on its data folder and address.
+    pub async fn start(&mut self) {
+        let listener = TcpListener::bind(&self.addresses.peer).await.unwrap();
+        self.start_on(listener).await;
+    }
+
+    async fn start_on(&mut self, listener: TcpListener) {
+        let (data, addresses) = (self.data.clone(), self.addresses.clone());
+        let cluster = Cluster::start(ClusterOptions { data, addresses, version: "0.1.0".into() }).await.unwrap();
+        let server = tokio::spawn(serve(listener, cluster.peer_tls(), cluster.peer_routes()));
+        self.running = Some(Running { cluster, server });
+    }
+
+    pub async fn register(&self) {
+        let reader = AgentSpec {
+            name: "reader".parse().unwrap(),
+            description: "Reads one file.".into(),
+            placement: Placement::EveryNode,
+            tags: Vec::new(),
+        };
+        self.handle().register(Registration { capacity: 64, agents: vec![reader] }).await.unwrap();
+    }
+
+    /// Stops without a word: connections break, leases and leadership are not given up.
+    pub async fn stop(&mut self) {
+        let Some(Running { cluster, server }) = self.running.take() else { return };
+        server.abort();
+        cluster.shutdown().await;
+    }
+}
+
+async fn listen() -> (TcpListener, NodeAddresses) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let peer = listener.local_addr().unwrap().to_string();
+    (listener, NodeAddresses { http: format!("http://{peer}"), peer })
+}
+
+async fn serve(listener: TcpListener, tls: Arc<rustls::ServerConfig>, routes: axum::Router) {
+    let acceptor = TlsAcceptor::from(tls);
+    let mut connections = JoinSet::new();
+    while let Ok((tcp, _)) = listener.accept().await {
+        connections.spawn(serve_connection(acceptor.clone(), tcp, routes.clone()));
+    }
+}
+
+async fn serve_connection(acceptor: TlsAcceptor, tcp: TcpStream, routes: axum::Router) {
+    tcp.set_nodelay(true).unwrap();
+    let Ok(tls) = acceptor.accept(tcp).await else { return };
+    let certificate = tls.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+    let identity = PeerIdentity(certificate.and_then(membership::peer_node_id));
+    let service = routes.map_request(move |mut request: http::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(identity);
+        request.map(axum::body::Body::new)
+    });
+    let connection = auto::Builder::new(TokioExecutor::new());
+    // A connection that breaks is what these tests are about.
+    drop(connection.serve_connection(TokioIo::new(tls), TowerToHyperService::new(service)).await);
+}
+
+/// Waits until something is so.
+pub async fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// A new task of the agent `reader`.
+pub fn submit(task: TaskId, prefer: NodeId) -> Proposal {
+    let message = Message {
+        message_id: MessageId::try_from(format!("message of {task}")).unwrap(),
+        context_id: None,
+        task_id: None,
+        role: Role::User,
+        parts: vec![Part::text("read a file")],
+        metadata: BTreeMap::new(),
+        extensions: Vec::new(),
+        reference_task_ids: Vec::new(),
+    };
+    let submission = Submission {
+        task,
+        fresh_context: "context-1".parse().unwrap(),
+        agent: "reader".parse().unwrap(),
+        message,
+        prefer,
+        parent: None,
+        hop: 0,
+        deadline_ms: None,
+        trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
+    };
+    Proposal { by: Principal::Operator, command: Command::Submit(Box::new(submission)) }
+}
+
+pub fn new_task() -> TaskId {
+    TaskId::from_uuid(Uuid::now_v7())
+}

@@ -1,0 +1,102 @@
+//! Three nodes keep one state, whoever stops and comes back.
+
+mod support;
+
+use std::time::Duration;
+
+use openraft::async_runtime::watch::WatchReceiver as _;
+use support::*;
+use tokio::time::{Instant, sleep};
+use towline_cluster::raft::Raft;
+use towline_core::{State, VShard};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_comes_back_catches_up() {
+    let mut cluster = TestCluster::of(3).await;
+    let leader = cluster.leader().await;
+    let away = (leader + 1) % 3;
+    cluster.nodes[away].stop().await;
+    let writer = cluster.nodes[leader].handle();
+    for _ in 0..50 {
+        writer.propose(submit(new_task(), writer.node_id()), None).await.unwrap();
+    }
+
+    cluster.nodes[away].start().await;
+
+    let state = cluster.settled_state().await;
+    assert_eq!(tasks_in(&state), 50);
+    cluster.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_was_away_for_longer_than_the_log_reaches_back_gets_a_snapshot() {
+    let mut cluster = TestCluster::of(3).await;
+    let leader = cluster.leader().await;
+    let away = (leader + 1) % 3;
+    cluster.nodes[away].stop().await;
+    let writer = cluster.nodes[leader].handle();
+    for _ in 0..50 {
+        writer.propose(submit(new_task(), writer.node_id()), None).await.unwrap();
+    }
+    let last = writer.status().applied;
+    let raft = cluster.nodes[leader].cluster().raft().clone();
+    raft.trigger().snapshot().await.unwrap();
+    wait_until("a snapshot", || snapshot_index(&raft) >= Some(last)).await;
+    raft.trigger().purge_log(last).await.unwrap();
+    wait_until("a purge", || purged_index(&raft) >= Some(last)).await;
+
+    cluster.nodes[away].start().await;
+
+    let state = cluster.settled_state().await;
+    assert_eq!(tasks_in(&state), 50);
+    assert!(snapshot_index(cluster.nodes[away].cluster().raft()) >= Some(last));
+
+    // What was installed is what the node starts from.
+    cluster.nodes[away].stop().await;
+    cluster.nodes[away].start().await;
+    assert_eq!(tasks_in(&cluster.settled_state().await), 50);
+    cluster.shutdown().await;
+}
+
+/// Nodes stop and come back one after the other while proposals are made through all of them: nothing that was
+/// acknowledged is lost, and all end up with the same state.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_acknowledged_is_lost_while_nodes_stop_and_come_back() {
+    let mut cluster = TestCluster::of(3).await;
+    let mut acknowledged = Vec::new();
+
+    for round in 0..6 {
+        let stopped = round % 3;
+        cluster.nodes[stopped].stop().await;
+        let until = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < until {
+            for node in cluster.running() {
+                let task = new_task();
+                if node.propose(submit(task, node.node_id()), None).await.is_ok() {
+                    acknowledged.push(task);
+                }
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+        cluster.nodes[stopped].start().await;
+        cluster.nodes[stopped].register().await;
+    }
+
+    assert!(acknowledged.len() > 100, "{}", acknowledged.len());
+    let state = cluster.settled_state().await;
+    let lost = acknowledged.iter().filter(|task| state.task(**task).is_none()).count();
+    assert_eq!(lost, 0, "of {}", acknowledged.len());
+    cluster.shutdown().await;
+}
+
+fn tasks_in(state: &State) -> usize {
+    (0..=u8::MAX).map(|shard| state.tasks_in(VShard(shard)).count()).sum()
+}
+
+fn snapshot_index(raft: &Raft) -> Option<u64> {
+    raft.metrics().borrow_watched().snapshot.map(|log_id| log_id.index)
+}
+
+fn purged_index(raft: &Raft) -> Option<u64> {
+    raft.metrics().borrow_watched().purged.map(|log_id| log_id.index)
+}
