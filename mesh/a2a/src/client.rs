@@ -526,3 +526,6 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     content_type.is_some_and(|value| value.trim_start().starts_with("text/event-stream"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,6 +21,13 @@ use crate::{
     convert::stream_event_from_wire,
 };
 
+/// What a stream is held to.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    idle: Duration,
+    event_bytes: usize,
+}
+
 /// Longest silence on a stream. Our own server writes at least a comment every 15 s, and the peers that we know do too.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -47,9 +54,17 @@ impl EventStream {
         endpoint: String,
         bytes: impl Stream<Item = Result<Bytes, reqwest::Error>> + Send + 'static,
     ) -> Self {
+        Self::limited(endpoint, bytes, Limits { idle: IDLE_TIMEOUT, event_bytes: MAX_EVENT_BYTES })
+    }
+
+    fn limited(
+        endpoint: String,
+        bytes: impl Stream<Item = Result<Bytes, reqwest::Error>> + Send + 'static,
+        limits: Limits,
+    ) -> Self {
         let unparsed = Arc::new(AtomicUsize::new(0));
-        let frames = SseStream::from_bytes_stream(bounded(endpoint.clone(), bytes.boxed(), Arc::clone(&unparsed)));
-        let frames = Box::pin(frames);
+        let bytes = bounded(endpoint.clone(), bytes.boxed(), Arc::clone(&unparsed), limits);
+        let frames = Box::pin(SseStream::from_bytes_stream(bytes));
         let items = futures::stream::unfold(Some((frames, endpoint, unparsed)), |open| async {
             let (mut frames, endpoint, unparsed) = open?;
             loop {
@@ -89,17 +104,19 @@ fn bounded(
     endpoint: String,
     bytes: BoxStream<'static, Result<Bytes, reqwest::Error>>,
     unparsed: Arc<AtomicUsize>,
+    limits: Limits,
 ) -> BoxStream<'static, Result<Bytes, ClientError>> {
-    futures::stream::unfold(Some((bytes, endpoint, unparsed)), |open| async {
+    let Limits { idle, event_bytes } = limits;
+    futures::stream::unfold(Some((bytes, endpoint, unparsed)), move |open| async move {
         let (mut bytes, endpoint, unparsed) = open?;
-        let chunk = match tokio::time::timeout(IDLE_TIMEOUT, bytes.next()).await {
+        let chunk = match tokio::time::timeout(idle, bytes.next()).await {
             Ok(None) => return None,
             Ok(Some(Ok(chunk))) => chunk,
-            Ok(Some(Err(error))) => return Some((Err(transport_error(&endpoint, IDLE_TIMEOUT, error)), None)),
-            Err(_) => return Some((Err(ClientError::Timeout { endpoint, after: IDLE_TIMEOUT }), None)),
+            Ok(Some(Err(error))) => return Some((Err(transport_error(&endpoint, idle, error)), None)),
+            Err(_) => return Some((Err(ClientError::Timeout { endpoint, after: idle }), None)),
         };
-        if unparsed.fetch_add(chunk.len(), Ordering::Relaxed) + chunk.len() > MAX_EVENT_BYTES + chunk.len() {
-            let detail = format!("an event is longer than {MAX_EVENT_BYTES} bytes");
+        if unparsed.fetch_add(chunk.len(), Ordering::Relaxed) + chunk.len() > event_bytes {
+            let detail = format!("an event is longer than {event_bytes} bytes");
             return Some((Err(ClientError::Malformed { endpoint, detail }), None));
         }
         Some((Ok(chunk), Some((bytes, endpoint, unparsed))))
@@ -132,4 +149,49 @@ fn item(endpoint: &str, frame: Sse) -> Result<Option<StreamItem>, ClientError> {
     let raw = result_of(endpoint, envelope)?;
     let event = stream_event_from_wire(raw.clone()).map_err(|detail| malformed(format!("event: {detail}")))?;
     Ok(Some(StreamItem { id: frame.id.and_then(|id| id.parse().ok()), event, raw }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { idle: Duration::from_secs(60), event_bytes: 1_000 };
+
+    fn stream(chunks: Vec<String>) -> EventStream {
+        let chunks = chunks.into_iter().map(|chunk| Ok(Bytes::from(chunk)));
+        EventStream::limited("here".into(), futures::stream::iter(chunks), LIMITS)
+    }
+
+    fn frame(text: &str) -> String {
+        let message = format!(r#"{{"messageId":"m","role":"ROLE_AGENT","parts":[{{"text":"{text}"}}]}}"#);
+        format!("data: {{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{{\"message\":{message}}}}}\n\n")
+    }
+
+    #[tokio::test]
+    async fn many_small_events_are_no_large_one() {
+        let items: Vec<_> = stream(vec![frame("x"); 100]).collect().await;
+        assert_eq!(items.len(), 100);
+        assert!(items.iter().all(Result::is_ok));
+    }
+
+    #[tokio::test]
+    async fn an_event_that_grows_too_large_ends_the_stream() {
+        let endless = std::iter::once("data: ".to_owned()).chain(vec!["x".repeat(100); 100]).collect();
+        let items: Vec<_> = stream(endless).collect().await;
+        assert!(matches!(&items[..], [Err(ClientError::Malformed { .. })]), "{items:?}");
+    }
+
+    #[tokio::test]
+    async fn a_silent_stream_ends_and_one_that_only_comments_does_not() {
+        let idle = Duration::from_millis(400);
+        let comments = futures::stream::unfold(0, |count| async move {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            (count < 30).then(|| (Ok(Bytes::from_static(b": keep-alive\n\n")), count + 1))
+        });
+        let message = futures::stream::once(async { Ok(Bytes::from(frame("still there"))) });
+        let silence = comments.chain(message).chain(futures::stream::pending());
+        let limits = Limits { idle, ..LIMITS };
+        let items: Vec<_> = EventStream::limited("here".into(), silence, limits).collect().await;
+        assert!(matches!(&items[..], [Ok(_), Err(ClientError::Timeout { .. })]), "{items:?}");
+    }
 }

@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 use serde_json::json;
 use towline_core::{
-    AgentName, Command, Event, EventKind, NodeAddresses, NodeId, NodeRole, OwnerReport, OwnerWord, Placement, Proposal,
-    Stamp, State, Submission, Task, TraceContext,
+    AgentName, Command, Event, EventKind, NodeAddresses, NodeId, OwnerReport, OwnerWord, Placement, Proposal, Stamp,
+    State, Submission, Task, TraceContext,
 };
 
 use super::*;
