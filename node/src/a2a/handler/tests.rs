@@ -1,1 +1,151 @@
+use serde_json::json;
+use towline_core::{ParentLink, StepNo, TaskState};
 
+use super::*;
+
+const OURS: &str = "00000000-0000-0000-0000-000000000007";
+
+#[test]
+fn a_message_without_a_task_makes_one_and_is_answered_when_it_is_settled() {
+    let decision = decided("SendMessage", json!({ "message": message() })).unwrap();
+    let Decision::Propose { command: Command::Submit(submission), reply_on } = decision else {
+        panic!("not a submission")
+    };
+    assert_eq!(reply_on, ReplyOn::Settled(TaskView::WHOLE));
+    assert_eq!((submission.task, submission.agent.as_str()), (fresh().task, "surveyor"));
+    assert_eq!(submission.trace, fresh().trace);
+}
+
+#[test]
+fn return_immediately_is_answered_when_the_task_is_accepted() {
+    let params = json!({
+        "message": message(),
+        "configuration": { "returnImmediately": true, "historyLength": 2 },
+    });
+    let Decision::Propose { reply_on, .. } = decided("SendMessage", params).unwrap() else { panic!("no proposal") };
+    assert_eq!(reply_on, ReplyOn::Accepted(TaskView { history: Some(2), artifacts: true }));
+}
+
+#[test]
+fn a_message_with_a_task_continues_it() {
+    let params = json!({ "message": with_task(OURS) });
+    let decision = decided("SendMessage", params).unwrap();
+    let Decision::Propose { command: Command::Continue { task, message, .. }, .. } = decision else {
+        panic!("not a continuation")
+    };
+    assert_eq!((task.to_string(), message.task_id), (OURS.to_owned(), Some(task)));
+}
+
+#[test]
+fn a_new_task_is_streamed_from_its_first_event_and_a_known_one_from_where_it_is() {
+    let after = |params| match decided("SendStreamingMessage", params).unwrap() {
+        Decision::Propose { reply_on: ReplyOn::Stream { after }, .. } => after,
+        other => panic!("not a stream: {other:?}"),
+    };
+    assert_eq!(after(json!({ "message": message() })), Some(0));
+    assert_eq!(after(json!({ "message": with_task(OURS) })), None);
+}
+
+#[test]
+fn a_message_that_is_sent_again_resumes_its_stream() {
+    let mut asked = asked("SendStreamingMessage", json!({ "message": message() }));
+    asked.last_event_id = Some(4);
+    let decision = decide(Method::SendStreamingMessage, &asked, "surveyor".parse().unwrap(), fresh()).unwrap();
+    assert!(matches!(decision, Decision::Propose { reply_on: ReplyOn::Stream { after: Some(4) }, .. }));
+}
+
+#[test]
+fn what_a_delegation_says_about_itself_reaches_the_task() {
+    let mut asked = asked("SendMessage", json!({ "message": message() }));
+    let parent = ParentLink { task: fresh().task, step: StepNo(3) };
+    asked.caller.parent = Some(parent.clone());
+    asked.caller.hop = 2;
+    asked.caller.deadline_ms = Some(1_000);
+    let decision = decide(Method::SendMessage, &asked, "reader".parse().unwrap(), fresh()).unwrap();
+    let Decision::Propose { command: Command::Submit(submission), .. } = decision else { panic!("not a submission") };
+    assert_eq!((submission.parent, submission.hop, submission.deadline_ms), (Some(parent), 2, Some(1_000)));
+}
+
+#[test]
+fn an_id_that_is_not_ours_belongs_to_no_task() {
+    let not_found = |method, params| decided(method, params).unwrap_err().code;
+    assert_eq!(not_found("GetTask", json!({ "id": "foreign" })), -32001);
+    assert_eq!(not_found("CancelTask", json!({ "id": "foreign" })), -32001);
+    assert_eq!(not_found("SubscribeToTask", json!({ "id": "foreign" })), -32001);
+    assert_eq!(not_found("SendMessage", json!({ "message": with_task("foreign") })), -32001);
+}
+
+#[test]
+fn undeclared_capabilities_are_answered_with_their_errors() {
+    let code = |method, params| decided(method, params).unwrap_err().code;
+    for method in [
+        "CreateTaskPushNotificationConfig",
+        "GetTaskPushNotificationConfig",
+        "ListTaskPushNotificationConfigs",
+        "DeleteTaskPushNotificationConfig",
+    ] {
+        assert_eq!(code(method, json!({})), -32003, "{method}");
+    }
+    assert_eq!(code("GetExtendedAgentCard", json!({})), -32004);
+    let push = json!({ "taskPushNotificationConfig": { "url": "https://a.example/hook" } });
+    assert_eq!(code("SendMessage", json!({ "message": message(), "configuration": push })), -32003);
+    assert_eq!(Method::named("message/send").unwrap_err().code, -32601);
+}
+
+#[test]
+fn the_endpoint_of_an_agent_lists_its_tasks_and_the_front_door_lists_all() {
+    let listed = |agent| {
+        let mut asked = asked("ListTasks", json!({ "status": "TASK_STATE_WORKING" }));
+        asked.agent = agent;
+        match decide(Method::ListTasks, &asked, "reader".parse().unwrap(), fresh()).unwrap() {
+            Decision::Reply(Query::List(request)) => request.filter,
+            other => panic!("not a listing: {other:?}"),
+        }
+    };
+    assert_eq!(listed(Some("reader")).agent.as_ref().map(AgentName::as_str), Some("reader"));
+    assert_eq!(listed(None).agent, None);
+    assert_eq!(listed(None).state, Some(TaskState::Working));
+}
+
+#[test]
+fn an_unknown_outcome_and_no_quorum_are_unavailable() {
+    let lost = ProposeError::Unknown { waited: Duration::from_secs(5), reason: "no answer".into() };
+    let none = ProposeError::Unavailable { reason: "no leader".into(), retry_after: Duration::from_secs(1) };
+    for error in [lost, none] {
+        let wire = not_proposed(error);
+        assert_eq!((wire.code, wire.reason), (-32603, "UNAVAILABLE"));
+    }
+}
+
+fn message() -> Value {
+    json!({ "messageId": "m-1", "role": "ROLE_USER", "parts": [{ "text": "hello" }] })
+}
+
+fn with_task(task: &str) -> Value {
+    let mut message = message();
+    message["taskId"] = task.into();
+    message
+}
+
+fn fresh() -> Fresh {
+    Fresh {
+        task: TaskId::from_uuid(uuid::Uuid::from_u128(1)),
+        context: "c-1".parse().unwrap(),
+        node: NodeId(1),
+        trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
+    }
+}
+
+fn asked(method: &str, params: Value) -> Asked<'static> {
+    Asked {
+        agent: None,
+        caller: Caller { principal: Principal::Operator, parent: None, hop: 0, deadline_ms: None },
+        call: Call { id: json!(1), method: method.to_owned(), params },
+        last_event_id: None,
+        http: TraceContext { trace_id: 1, span_id: 1, sampled: true },
+    }
+}
+
+fn decided(method: &str, params: Value) -> Result<Decision, WireError> {
+    decide(Method::named(method)?, &asked(method, params), "surveyor".parse().unwrap(), fresh())
+}
