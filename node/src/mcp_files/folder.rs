@@ -178,8 +178,7 @@ impl Folder {
 
     /// Searches the text files below a folder, by name, without following symbolic links.
     pub(super) fn search(&self, pattern: &str, path: Option<&str>) -> Result<Found, Refusal> {
-        let pattern =
-            RegexBuilder::new(pattern).size_limit(MAX_PATTERN_BYTES).build().map_err(Refusal::Pattern)?;
+        let pattern = RegexBuilder::new(pattern).size_limit(MAX_PATTERN_BYTES).build().map_err(Refusal::Pattern)?;
         let start = self.resolve(path.unwrap_or("."))?;
         let mut search = Search {
             folder: self,
@@ -187,7 +186,11 @@ impl Folder {
             deadline: Instant::now() + SEARCH_TIME,
             found: Found { matches: Vec::new(), files: 0, truncated: false },
         };
-        if start.is_dir() { search.folder(&start, 0) } else { search.file(&start) }
+        if start.is_dir() {
+            search.folder(&start, 0)
+        } else {
+            search.file(&start)
+        }
         Ok(search.found)
     }
 
@@ -340,9 +343,7 @@ impl Search<'_> {
     }
 
     fn is_over(&mut self) -> bool {
-        let over = self.found.truncated
-            || self.found.files >= MAX_SEARCHED_FILES
-            || Instant::now() >= self.deadline;
+        let over = self.found.truncated || self.found.files >= MAX_SEARCHED_FILES || Instant::now() >= self.deadline;
         self.found.truncated |= over;
         over
     }

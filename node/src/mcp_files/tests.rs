@@ -8,10 +8,7 @@ use rmcp::{
 use serde_json::{Value, json};
 use std::{fs, os::unix::fs::symlink, path::Path};
 use tempfile::TempDir;
-use towline_actors::{
-    model::{ChatMessage, Delta, ModelProvider, ModelRequest, ScriptedProvider},
-    prompt,
-};
+use towline_actors::model::{ChatMessage, Delta, ModelProvider, ModelRequest, ScriptedProvider};
 use towline_core::ToolCall;
 
 use super::{
@@ -58,7 +55,9 @@ async fn refusal(path: &str) -> String {
 
 #[tokio::test]
 async fn paths_outside_are_refused_however_they_are_spelled() {
-    for path in ["../secret.txt", "sub/../../secret.txt", "/etc/passwd", "escape.txt", "escape/secret.txt", "../nothing"] {
+    for path in
+        ["../secret.txt", "sub/../../secret.txt", "/etc/passwd", "escape.txt", "escape/secret.txt", "../nothing"]
+    {
         assert!(refusal(path).await.contains("outside"), "{path}");
     }
 }
@@ -110,7 +109,9 @@ async fn a_listing_is_sorted_and_knows_text_files() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|entry| (entry["name"].as_str().unwrap(), entry["kind"].as_str().unwrap(), entry["text"].as_bool().unwrap()))
+        .map(|entry| {
+            (entry["name"].as_str().unwrap(), entry["kind"].as_str().unwrap(), entry["text"].as_bool().unwrap())
+        })
         .collect();
     let expected = [
         ("a.md", "file", true),
@@ -278,7 +279,7 @@ impl Agent {
                 (Box::pin(self.ask(&argument("agent"), &argument("message"))).await, false)
             }
         };
-        let content = prompt::fence(&call.name, &content);
+        let content = format!("<untrusted source=\"{}\">\n{content}\n</untrusted>", call.name);
         ChatMessage::ToolResult { call_id: call.id, name: call.name, content, is_error }
     }
 }

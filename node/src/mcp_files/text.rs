@@ -52,13 +52,9 @@ mod tests {
     #[test]
     fn counts_are_those_of_wc() {
         // Checked with `wc -lw` of coreutils 9.1 in a UTF-8 locale.
-        for (text, expected_lines, expected_words) in [
-            ("", 0, 0),
-            ("a", 0, 1),
-            ("a b\n", 1, 2),
-            ("a — b\u{a0}c \u{1} d\n", 1, 5),
-            ("\n\n\tx\r\ny", 3, 2),
-        ] {
+        for (text, expected_lines, expected_words) in
+            [("", 0, 0), ("a", 0, 1), ("a b\n", 1, 2), ("a — b\u{a0}c \u{1} d\n", 1, 5), ("\n\n\tx\r\ny", 3, 2)]
+        {
             assert_eq!((lines(text), words(text)), (expected_lines, expected_words), "{text:?}");
         }
     }

@@ -264,3 +264,6 @@ fn retry_after(headers: Option<&http::HeaderMap>) -> Option<Duration> {
 fn short(text: &str) -> String {
     text.chars().take(MAX_ERROR_CHARS).collect()
 }
+
+#[cfg(test)]
+mod tests;
