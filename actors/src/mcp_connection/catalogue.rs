@@ -64,13 +64,14 @@ async fn one_page(peer: &Peer<RoleClient>, cursor: Option<String>) -> Result<Lis
         .send_request_with_option(ClientRequest::ListToolsRequest(request), options)
         .await
         .map_err(|error| call::call_error("list tools", &error))?;
-    match handle.await_response().await.map_err(|error| call::call_error("list tools", &error))? {
-        ServerResult::ListToolsResult(page) => Ok(page),
-        _ => Err(CallError {
+    let answer = handle.await_response().await.map_err(|error| call::call_error("list tools", &error))?;
+    let ServerResult::ListToolsResult(page) = answer else {
+        return Err(CallError {
             error_type: "malformed_response".into(),
             message: "list tools: the server's answer is no list of tools".into(),
-        }),
-    }
+        });
+    };
+    Ok(page)
 }
 
 fn endless(what: String) -> CallError {

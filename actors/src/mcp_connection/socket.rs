@@ -104,11 +104,10 @@ impl Socket {
 }
 
 fn is_gone(refusal: &Refusal) -> bool {
-    match refusal {
-        StreamableHttpError::SessionExpired => true,
-        StreamableHttpError::Client(error) => error.is_connect() || error.status() == Some(http::StatusCode::NOT_FOUND),
-        _ => false,
+    if let StreamableHttpError::Client(error) = refusal {
+        return error.is_connect() || error.status() == Some(http::StatusCode::NOT_FOUND);
     }
+    matches!(refusal, StreamableHttpError::SessionExpired)
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

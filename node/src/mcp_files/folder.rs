@@ -199,9 +199,12 @@ impl Folder {
         if self.leaves(named) {
             return Err(Refusal::Outside(named.to_owned()));
         }
-        let real = self.root.join(named).canonicalize().map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => Refusal::NotFound(named.to_owned()),
-            _ => Refusal::Unreadable { path: named.to_owned(), source },
+        let real = self.root.join(named).canonicalize().map_err(|source| {
+            if source.kind() == io::ErrorKind::NotFound {
+                Refusal::NotFound(named.to_owned())
+            } else {
+                Refusal::Unreadable { path: named.to_owned(), source }
+            }
         })?;
         if real.starts_with(&self.root) { Ok(real) } else { Err(Refusal::Outside(named.to_owned())) }
     }

@@ -38,19 +38,25 @@ pub(super) async fn serve_stdio(server: FileServer) -> Result<(), McpFilesError>
 /// process. A terminal or a file has no such way.
 fn input() -> io::Result<Input> {
     let fd = rustix::io::dup(io::stdin())?;
-    Ok(match file_type(&fd)? {
-        FileType::Fifo => Box::new(pipe::Receiver::from_owned_fd(fd)?),
-        FileType::Socket => Box::new(unix_stream(fd)?),
-        _ => Box::new(tokio::io::stdin()),
+    let kind = file_type(&fd)?;
+    Ok(if kind.is_fifo() {
+        Box::new(pipe::Receiver::from_owned_fd(fd)?)
+    } else if kind.is_socket() {
+        Box::new(unix_stream(fd)?)
+    } else {
+        Box::new(tokio::io::stdin())
     })
 }
 
 fn output() -> io::Result<Output> {
     let fd = rustix::io::dup(io::stdout())?;
-    Ok(match file_type(&fd)? {
-        FileType::Fifo => Box::new(pipe::Sender::from_owned_fd(fd)?),
-        FileType::Socket => Box::new(unix_stream(fd)?),
-        _ => Box::new(tokio::io::stdout()),
+    let kind = file_type(&fd)?;
+    Ok(if kind.is_fifo() {
+        Box::new(pipe::Sender::from_owned_fd(fd)?)
+    } else if kind.is_socket() {
+        Box::new(unix_stream(fd)?)
+    } else {
+        Box::new(tokio::io::stdout())
     })
 }
 

@@ -143,7 +143,7 @@ fn wire_call(call: ToolCall) -> chat::ToolCall {
     // APIs want an object here, also for a call whose arguments were no JSON.
     let fn_arguments = match call.arguments {
         Value::String(raw) => json!({ "malformed": raw }),
-        other => other,
+        usual @ (Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) => usual,
     };
     chat::ToolCall { call_id: call.id, fn_name: wire_name(&call.name), fn_arguments, thought_signatures: None }
 }
@@ -208,11 +208,8 @@ impl Reading {
 }
 
 fn our_call(at: usize, call: &chat::ToolCall, names: &WireNames) -> ToolCall {
-    let arguments = match &call.fn_arguments {
-        Value::String(raw) if raw.trim().is_empty() => json!({}),
-        Value::Null => json!({}),
-        other => other.clone(),
-    };
+    let is_blank = call.fn_arguments.as_str().is_some_and(|raw| raw.trim().is_empty());
+    let arguments = if is_blank || call.fn_arguments.is_null() { json!({}) } else { call.fn_arguments.clone() };
     let id = if call.call_id.is_empty() { format!("call_{at}") } else { call.call_id.clone() };
     ToolCall { id, name: names.ours(&call.fn_name), arguments }
 }
@@ -222,6 +219,7 @@ fn truncated() -> ModelError {
 }
 
 /// Sorts what went wrong into what a retry can cure and what it cannot.
+#[expect(clippy::wildcard_enum_match_arm, reason = "genai has 31 kinds and adds more; the rest is permanent")]
 fn model_error(error: ::genai::Error) -> ModelError {
     if let Some(status) = error.status() {
         return status_error(status.as_u16(), retry_after(error.headers()), &error.to_string());

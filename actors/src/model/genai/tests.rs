@@ -125,7 +125,10 @@ async fn openai_streams_text_calls_and_usage() {
 
 #[tokio::test]
 async fn a_tool_round_is_sent_back_as_the_api_wants_it() {
-    let api = FakeApi::events(&[r#"{"choices":[{"index":0,"delta":{"content":"Sunny."},"finish_reason":"stop"}]}"#, "[DONE]"]);
+    let api = FakeApi::events(&[
+        r#"{"choices":[{"index":0,"delta":{"content":"Sunny."},"finish_reason":"stop"}]}"#,
+        "[DONE]",
+    ]);
     let mut request = asked();
     let call = ToolCall { id: "c1".into(), name: "geo.weather".into(), arguments: json!({ "city": "Ulm" }) };
     let broken = ToolCall { id: "c2".into(), name: "geo.weather".into(), arguments: json!("{\"city\":") };
@@ -163,7 +166,8 @@ async fn arguments_that_are_no_json_come_as_their_text() {
 
 #[tokio::test]
 async fn a_rate_limit_is_tried_three_times_and_then_told() {
-    let api = FakeApi { status: 429, headers: vec![("retry-after", "0")], body: "slow down".into(), ..FakeApi::default() };
+    let api =
+        FakeApi { status: 429, headers: vec![("retry-after", "0")], body: "slow down".into(), ..FakeApi::default() };
     let error = deltas(&provider(Provider::OpenAi, &api).await, asked()).await.unwrap_err();
     assert_eq!((error.error_type.as_ref(), error.retry_after), ("rate_limited", Some(Duration::ZERO)));
     assert_eq!(api.seen.lock().unwrap().len(), 3);
