@@ -1,4 +1,5 @@
 //! The log store and the state machine keep openraft's storage contract, and what they hold outlives a restart.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use openraft::{
     EntryPayload, RaftLogReader, StorageError,

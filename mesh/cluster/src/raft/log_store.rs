@@ -127,10 +127,8 @@ impl LogStore {
 
     /// Whether the log can be written. A full reserve shows as [`LogHealth::Full`], before any write has to wait.
     pub fn health(&self) -> LogHealth {
-        match self.0.wal.health() {
-            LogHealth::Ok if self.has_room().is_err() => LogHealth::Full,
-            health => health,
-        }
+        let health = self.0.wal.health();
+        if health == LogHealth::Ok && self.has_room().is_err() { LogHealth::Full } else { health }
     }
 
     /// Whether there is room for new work. Asked before every proposal, so that work is refused while the log, votes
