@@ -40,6 +40,9 @@ const STDERR_LINES: usize = 20;
 /// Longest line of stderr that is read as one.
 const STDERR_LINE_BYTES: u64 = 4_096;
 
+/// How the reason of a link begins that was told to stop.
+pub(super) const STOPPED: &str = "stopped";
+
 /// Environment variables that a child inherits: without them most programs do not start. Everything else is configured.
 const INHERITED: [&str; 2] = ["PATH", "HOME"];
 
@@ -74,7 +77,7 @@ async fn run_child(
         Err(error) => return format!("start {}: {error}", command.first().map_or("nothing", String::as_str)),
     };
     let reason = tokio::select! {
-        () = stop.cancelled() => "stopped".to_owned(),
+        () = stop.cancelled() => STOPPED.to_owned(),
         result = handshake(client.clone(), transport, ClientLifecycleMode::Initialize) => match result {
             Ok(service) => serve(config, client, stop, service).await,
             Err(failure) => failure.reason,
@@ -103,7 +106,7 @@ async fn run_http(
         handshake(client.clone(), second, discover).await.map_err(|_| refused)
     };
     tokio::select! {
-        () = stop.cancelled() => "stopped".to_owned(),
+        () = stop.cancelled() => STOPPED.to_owned(),
         result = connect => match result {
             Ok(service) => serve(config, client, stop, service).await,
             Err(failure) => failure.reason,
@@ -173,7 +176,7 @@ async fn serve(
             None
         }
         Some(Err(error)) => Some(error.message),
-        None => Some("stopped".to_owned()),
+        None => Some(STOPPED.to_owned()),
     };
     let mut waiting = std::pin::pin!(service.waiting());
     if failed.is_none() {
@@ -184,7 +187,7 @@ async fn serve(
     }
     ending.cancel();
     let _ = tokio::time::timeout(EXIT_TIME, waiting).await;
-    failed.unwrap_or_else(|| "stopped".to_owned())
+    failed.unwrap_or_else(|| STOPPED.to_owned())
 }
 
 fn quit_reason(quit: Result<QuitReason, tokio::task::JoinError>) -> String {

@@ -449,7 +449,11 @@ impl ConnectionState {
         let Some(link) = self.link.take() else { return };
         let was_stable = link.ready_since.is_some_and(|since| since.elapsed() >= STABLE_AFTER);
         self.failures = if was_stable { 1 } else { self.failures + 1 };
-        let reason = link.suspicion.unwrap_or(reason);
+        // A link that was told to stop does not know why; it knows how its child ended.
+        let reason = match (link.suspicion, reason.strip_prefix(link::STOPPED)) {
+            (Some(suspicion), Some(how)) => format!("{suspicion}{how}"),
+            (Some(_) | None, _) => reason,
+        };
         let wait = back_off(self.failures);
         tracing::warn!(
             server = self.config.name,
