@@ -13,7 +13,12 @@ use rmcp::{
     },
 };
 use serde_json::json;
-use std::{collections::BTreeMap, io::Write as _, net::SocketAddr};
+use std::{
+    collections::BTreeMap,
+    io::Write as _,
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+};
 use tokio::net::TcpListener;
 use towline_core::TaskId;
 
@@ -26,6 +31,9 @@ const CHILD: &str = "TOWLINE_TEST_CHILD";
 const WITHIN: Duration = Duration::from_secs(10);
 
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+/// Whether the tool `grow` was called: from then on there is one more tool.
+static GROWN: AtomicBool = AtomicBool::new(false);
 
 /// A server with one tool for each thing that a connection has to cope with.
 #[derive(Clone)]
@@ -43,8 +51,11 @@ impl ServerHandler for FakeServer {
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         let first = request.and_then(|request| request.cursor).is_none();
-        let names: &[&str] =
-            if first { &["echo", "fail", "slow"] } else { &["crash", "env", "meta", "roots", "hidden"] };
+        let names: &[&str] = match (first, GROWN.load(Ordering::Relaxed)) {
+            (true, _) => &["echo", "fail", "slow"],
+            (false, false) => &["crash", "env", "meta", "roots", "grow", "hidden"],
+            (false, true) => &["crash", "env", "meta", "roots", "grow", "new"],
+        };
         let tool = |name: &&str| {
             let mut tool = Tool::new((*name).to_owned(), "For tests.", serde_json::Map::new());
             tool.annotations = Some(ToolAnnotations::new().read_only(*name == "echo"));
@@ -75,6 +86,11 @@ impl ServerHandler for FakeServer {
             }
             "env" => say(std::env::vars().map(|(name, _)| name).collect::<Vec<_>>().join(",")),
             "meta" => say(serde_json::to_string(&context.meta).unwrap()),
+            "grow" => {
+                GROWN.store(true, Ordering::Relaxed);
+                context.peer.notify_tool_list_changed().await.unwrap();
+                say("grown".into())
+            }
             #[expect(deprecated, reason = "old servers ask for roots, and the answer is tested")]
             "roots" => say(format!("{:?}", context.peer.list_roots().await)),
             other => Err(ErrorData::invalid_params(format!("no tool {other}"), None)),
@@ -109,7 +125,7 @@ fn config(transport: McpTransport) -> McpServerConfig {
     McpServerConfig {
         name: "fake".into(),
         transport,
-        allow: ["echo", "fail", "slow", "crash", "env", "meta", "roots"].map(str::to_owned).to_vec(),
+        allow: ["[a-g]*", "slow", "meta", "roots", "new"].map(str::to_owned).to_vec(),
         on_adoption: BTreeMap::new(),
         trust_annotations: true,
         call_timeout: Duration::from_secs(5),
@@ -145,7 +161,7 @@ async fn a_child_that_floods_its_stderr_is_listed_and_called() {
     let handle = connected(stdio(child_command())).await;
     let tools = handle.tools();
     let names: Vec<&str> = tools.iter().map(|tool| tool.qualified.as_str()).collect();
-    assert_eq!(names.len(), 7, "{names:?}");
+    assert_eq!(names.len(), 8, "{names:?}");
     assert!(names.contains(&"fake.crash") && !names.contains(&"fake.hidden"), "{names:?}");
     assert_eq!((tools[0].on_adoption, tools[1].on_adoption), (OnAdoption::Retry, OnAdoption::Ask));
     assert_eq!(call(&handle, "echo").await.unwrap().text, r#"{"text":"hi"}"#);
@@ -263,6 +279,52 @@ fn is_running(pid: &str) -> bool {
     !stat.is_empty() && !stat.contains(") Z ")
 }
 
+#[tokio::test]
+async fn tools_are_listed_again_when_the_server_says_that_they_changed() {
+    let handle = connected(stdio(child_command())).await;
+    call(&handle, "grow").await.unwrap();
+    let mut published = handle.published.clone();
+    let grown = published.wait_for(|now| now.tools.iter().any(|tool| tool.tool == "new"));
+    tokio::time::timeout(WITHIN, grown).await.expect("they are listed in time").unwrap();
+    handle.stop().await;
+}
+
+/// A server whose list of tools never ends.
+struct EndlessServer {
+    /// Whether it gives the same cursor again and again.
+    repeats: bool,
+}
+
+impl ServerHandler for EndlessServer {
+    fn get_info(&self) -> ServerConfig {
+        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+    }
+
+    async fn list_tools(
+        &self,
+        request: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        let cursor = request.and_then(|request| request.cursor).unwrap_or_default();
+        let mut page = ListToolsResult::with_all_items(Vec::new());
+        page.next_cursor = Some(if self.repeats { "again".to_owned() } else { format!("{cursor}x") });
+        Ok(page)
+    }
+}
+
+#[tokio::test]
+async fn a_list_of_tools_that_never_ends_is_an_error() {
+    for repeats in [true, false] {
+        let (ours, theirs) = tokio::io::duplex(64 * 1024);
+        let serving = tokio::spawn(async move { EndlessServer { repeats }.serve(ours).await.unwrap().waiting().await });
+        let client = ().serve(theirs).await.unwrap();
+        let error = catalogue::list(client.peer(), &stdio(Vec::new())).await.unwrap_err();
+        assert_eq!(error.error_type, "malformed_response", "{error}");
+        client.cancel().await.unwrap();
+        serving.await.unwrap().unwrap();
+    }
+}
+
 #[test]
 fn the_back_off_doubles_up_to_its_cap() {
     assert_eq!([1, 2, 3, 40].map(back_off).map(|wait| wait.as_millis()), [200, 400, 800, 15_000]);
@@ -298,7 +360,7 @@ async fn a_server_over_http_is_listed_and_called() {
     install_crypto();
     let (address, stop, serving) = http_server("127.0.0.1:0".parse().unwrap()).await;
     let handle = connected(http(address)).await;
-    assert_eq!(handle.tools().len(), 7);
+    assert!(handle.tools().len() >= 8);
     assert_eq!(call(&handle, "echo").await.unwrap().text, r#"{"text":"hi"}"#);
     handle.stop().await;
     stop.cancel();
@@ -329,7 +391,7 @@ async fn a_call_to_an_http_server_that_is_gone_says_so() {
     serving.await.unwrap();
     let error = tokio::time::timeout(Duration::from_secs(30), call(&handle, "echo")).await.unwrap().unwrap_err();
     assert!(["server_unavailable", "connection_lost"].contains(&error.error_type.as_ref()), "{error:?}");
-    assert_eq!(handle.tools().len(), 7, "its tools stay listed");
+    assert!(handle.tools().len() >= 8, "its tools stay listed");
     handle.stop().await;
 }
 

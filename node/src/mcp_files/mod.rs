@@ -25,9 +25,15 @@ pub struct McpFilesArgs {
     pub http: Option<SocketAddr>,
 }
 
+/// Names a collector: the server's spans go there, below those of its callers.
+const COLLECTOR: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+
 /// Why the file server could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum McpFilesError {
+    /// The log or the traces could not be started.
+    #[error("start log and traces of the file server: {0}")]
+    Telemetry(String),
     /// The folder cannot be shown.
     #[error("open the folder {}", .path.display())]
     Folder {
@@ -62,12 +68,28 @@ pub enum McpFilesError {
 /// # Errors
 /// When the folder cannot be read, or the transport cannot be set up.
 pub async fn run(args: McpFilesArgs) -> Result<(), McpFilesError> {
+    let _flushes_when_dropped = start_telemetry()?;
     let folder = Folder::open(&args.dir).map_err(|source| McpFilesError::Folder { path: args.dir.clone(), source })?;
     let server = FileServer::new(folder);
     match args.http {
         Some(address) => transport::serve_http(server, address).await,
         None => transport::serve_stdio(server).await,
     }
+}
+
+fn start_telemetry() -> Result<Option<towline_trace::Guard>, McpFilesError> {
+    crate::telemetry::start_logs().map_err(|error| McpFilesError::Telemetry(error.to_string()))?;
+    if std::env::var_os(COLLECTOR).is_none() {
+        return Ok(None);
+    }
+    let settings = towline_trace::Settings {
+        service_name: "towline-mcp-files".to_owned(),
+        node_id: String::new(),
+        node_name: String::new(),
+        cluster: String::new(),
+        otlp: None,
+    };
+    towline_trace::install(settings).map(Some).map_err(|error| McpFilesError::Telemetry(error.to_string()))
 }
 
 #[cfg(test)]
