@@ -1,7 +1,10 @@
 //! What is true now: `apply` takes a command and makes the next truth.
 
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use crate::{
     Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Enrolment, Epoch,
@@ -22,7 +25,8 @@ pub struct State {
     nodes: BTreeMap<NodeId, Node>,
     tokens: BTreeMap<String, JoinToken>,
     agents: BTreeMap<AgentName, Agent>,
-    tasks: BTreeMap<TaskKey, Task>,
+    /// Shared with the copies that snapshots are made of, so that a copy of the state costs little.
+    tasks: BTreeMap<TaskKey, Arc<Task>>,
     dedup: BTreeMap<(Principal, MessageId), Sent>,
     /// Tasks leased to a node: its load, and what its dispatcher compares itself with.
     leased: BTreeMap<NodeId, BTreeSet<TaskId>>,
@@ -135,7 +139,7 @@ impl State {
 
     /// A task, whoever owns it: for the node that runs it.
     pub fn task(&self, id: TaskId) -> Option<&Task> {
-        self.tasks.get(&key(id))
+        self.tasks.get(&key(id)).map(Arc::as_ref)
     }
 
     /// A task as a principal may see it: another's looks as if it did not exist.
@@ -184,13 +188,17 @@ impl State {
     pub fn tasks_in(&self, shard: VShard) -> impl Iterator<Item = &Task> {
         let first = (shard, TaskId::from_uuid(uuid::Uuid::nil()));
         let last = (shard, TaskId::from_uuid(uuid::Uuid::max()));
-        self.tasks.range(first..=last).map(|(_, task)| task)
+        self.tasks.range(first..=last).map(|(_, task)| task.as_ref())
+    }
+
+    fn all_tasks(&self) -> impl Iterator<Item = &Task> {
+        self.tasks.values().map(Arc::as_ref)
     }
 
     /// One page of the tasks that a principal may see, newest status first.
     pub fn list(&self, by: &Principal, filter: &ListFilter, page_size: usize) -> TaskPage<'_> {
         let mut selected: Vec<&Task> =
-            self.tasks.values().filter(|task| task.owner == *by.owner() && filter.selects(task)).collect();
+            self.all_tasks().filter(|task| task.owner == *by.owner() && filter.selects(task)).collect();
         selected.sort_unstable_by_key(|task| std::cmp::Reverse((task.status.at, task.id)));
         let total = selected.len();
         let start = filter.after.map_or(0, |after| selected.partition_point(|task| (task.status.at, task.id) >= after));
@@ -229,7 +237,7 @@ impl State {
         if let Some(parent) = &task.parent {
             self.children.entry(parent.task).or_default().insert(id);
         }
-        self.tasks.insert(key(id), task);
+        self.tasks.insert(key(id), Arc::new(task));
         self.unassigned.insert(id);
         let mut effects = vec![Effect::Changed { task: id }];
         self.assign(id, Some(prefer), stamp, &mut effects);
@@ -276,7 +284,7 @@ impl State {
             lost: task.turn.lost,
         };
         task.set_status(stamp.at, TaskState::Submitted, None, Metadata::new());
-        self.tasks.insert(key(id), task);
+        self.tasks.insert(key(id), Arc::new(task));
         self.unassigned.insert(id);
         let mut effects = vec![Effect::Changed { task: id }];
         self.assign(id, None, stamp, &mut effects);
@@ -303,7 +311,7 @@ impl State {
     fn cancel_tree(&mut self, id: TaskId, stamp: Stamp, effects: &mut Vec<Effect>) {
         let mut open = vec![id];
         while let Some(id) = open.pop() {
-            let Some(task) = self.tasks.get_mut(&key(id)) else { continue };
+            let Some(task) = self.tasks.get_mut(&key(id)).map(Arc::make_mut) else { continue };
             if !task.status.state.is_terminal() {
                 task.set_status(stamp.at, TaskState::Canceled, None, Metadata::new());
                 effects.push(Effect::Changed { task: id });
@@ -332,7 +340,7 @@ impl State {
 
         task::check_words(task, &words)?;
 
-        let task = self.tasks.get_mut(&key(id)).expect("task was found above");
+        let task = self.tasks.get_mut(&key(id)).map(Arc::make_mut).expect("task was found above");
         let generation = task.generation;
         for word in words {
             task::apply_word(task, word, stamp.at);
@@ -482,7 +490,7 @@ impl State {
     /// Ends the lease of a task that no longer runs.
     fn release(&mut self, id: TaskId, effects: &mut Vec<Effect>) {
         self.unassigned.remove(&id);
-        let Some(task) = self.tasks.get_mut(&key(id)) else { return };
+        let Some(task) = self.tasks.get_mut(&key(id)).map(Arc::make_mut) else { return };
         task.lost_owner = None;
         if let Some(lease) = task.lease.take() {
             if let Some(held) = self.leased.get_mut(&lease.node) {
@@ -495,7 +503,7 @@ impl State {
     /// Ends every lease of a node that was lost or came back as another process.
     fn lose_leases(&mut self, node: NodeId, effects: &mut Vec<Effect>) {
         for id in self.leased.remove(&node).unwrap_or_default() {
-            let Some(task) = self.tasks.get_mut(&key(id)) else { continue };
+            let Some(task) = self.tasks.get_mut(&key(id)).map(Arc::make_mut) else { continue };
             task.lease = None;
             task.lost_owner = Some(node);
             self.unassigned.insert(id);
@@ -516,7 +524,7 @@ impl State {
     fn assign(&mut self, id: TaskId, prefer: Option<NodeId>, stamp: Stamp, effects: &mut Vec<Effect>) {
         let Some(agent) = self.task(id).map(|task| task.agent.clone()) else { return };
         let Some((node, boot)) = self.choose(&agent, prefer) else { return };
-        let Some(task) = self.tasks.get_mut(&key(id)) else { return };
+        let Some(task) = self.tasks.get_mut(&key(id)).map(Arc::make_mut) else { return };
         let epoch = Epoch(stamp.index);
         let lease = Lease { node, boot, epoch, reported: 0 };
         task.lease = Some(lease.clone());
@@ -591,7 +599,7 @@ impl State {
             return Err(full("the cluster's list of open tasks".into(), limits::MAX_OPEN_TASKS));
         }
         if open >= limits::MAX_OPEN_TASKS_PER_AGENT {
-            let of_agent = self.tasks.values().filter(|task| task.agent == *agent && !task.status.state.is_terminal());
+            let of_agent = self.all_tasks().filter(|task| task.agent == *agent && !task.status.state.is_terminal());
             if of_agent.count() >= limits::MAX_OPEN_TASKS_PER_AGENT {
                 return Err(full(format!("the queue of agent {agent}"), limits::MAX_OPEN_TASKS_PER_AGENT));
             }
