@@ -1,7 +1,7 @@
 //! Real models through the `genai` crate: OpenAI-compatible chat, Anthropic, Gemini, Ollama.
 //!
 //! The tool calls of an answer come with its end: until then their arguments are fragments. A stream that stops without
-//! its API's own end is `truncated_stream`; genai makes up an end for some APIs, recognisable by its missing stop reason.
+//! its API's own end is `truncated_stream`.
 
 use ::genai::{
     Client, Headers, ModelIden, ServiceTarget,
@@ -83,7 +83,8 @@ impl ModelProvider for GenaiProvider {
         let names = WireNames::of(&request.tools);
         let chat = chat_request(request);
         let answer = self.client.exec_chat_stream(target, chat, Some(&options)).await.map_err(model_error)?;
-        let reading = Reading { answer: answer.stream, names, ready: VecDeque::new(), over: false };
+        let needs_reason = matches!(self.target.model.adapter_kind, AdapterKind::Gemini | AdapterKind::Ollama);
+        let reading = Reading { answer: answer.stream, names, needs_reason, ready: VecDeque::new(), over: false };
         Ok(stream::unfold(reading, Reading::step).boxed())
     }
 }
@@ -152,6 +153,8 @@ fn wire_call(call: ToolCall) -> chat::ToolCall {
 struct Reading {
     answer: ChatStream,
     names: WireNames,
+    /// Whether genai makes up an end for this API when its stream just stops; such an end has no stop reason.
+    needs_reason: bool,
     ready: VecDeque<Result<Delta, ModelError>>,
     over: bool,
 }
@@ -191,7 +194,7 @@ impl Reading {
 
     fn finish(&mut self, end: StreamEnd) {
         self.over = true;
-        if end.captured_stop_reason.is_none() {
+        if self.needs_reason && end.captured_stop_reason.is_none() {
             self.ready.push_back(Err(truncated()));
             return;
         }
