@@ -93,7 +93,12 @@ class Cluster:
 
     def towline(self, *arguments: str) -> str:
         done = subprocess.run(
-            [str(self.binary), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+            [str(self.binary), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, **self.env},
         )
         if done.returncode != 0:
             raise RuntimeError(f"towline {' '.join(arguments)} ended with {done.returncode}: {done.stderr}")

@@ -11,7 +11,7 @@ use std::{
 use crate::config::{self, Overrides};
 use crate::demo::{
     CONFIG_FILE, Console, DemoError, MeshSpec, ModelArgs, NAMES, NodePlan, RunningCluster, file, interrupted,
-    write_configs,
+    is_for_nodes, write_configs,
 };
 
 /// Name of the development cluster.
@@ -153,9 +153,8 @@ async fn serve(mut cluster: RunningCluster, console: &mut Console) -> Result<(),
 /// A node of an earlier run, where its configuration file says that it listens.
 fn planned(home: &Path, name: &str) -> Result<NodePlan, DemoError> {
     let file = home.join(name).join(CONFIG_FILE);
-    // The nodes do not see the settings in this command's environment either.
     let mut overrides = Overrides::of_process(Vec::new());
-    overrides.env.retain(|name, _| !name.starts_with("TOWLINE_"));
+    overrides.env.retain(|name, _| is_for_nodes(name));
     let config = config::load(&file, &overrides).map_err(DemoError::Config)?;
     Ok(NodePlan::new(home, name, config.node.http, config.node.peer))
 }

@@ -288,8 +288,7 @@ impl Starting<'_> {
         let log = log.map_err(|source| file("open", &plan.log, source))?;
         let mut command = Command::new(self.program);
         command.arg("node").arg("-c").arg(&plan.config).arg("--exit-with-stdin");
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TOWLINE_")) {
-            // They are meant for the command that was typed, not for the nodes that it starts.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| !is_for_nodes(&name.to_string_lossy())) {
             command.env_remove(name);
         }
         if let Some(Joining { address, token }) = joining {
@@ -329,6 +328,13 @@ impl Starting<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a variable of this process is for the nodes as well. Settings and tokens in `TOWLINE_…` are meant for the
+/// command that was typed; three nodes could not share an address.
+pub(crate) fn is_for_nodes(variable: &str) -> bool {
+    const SHARED: [&str; 3] = ["TOWLINE_LOG", "TOWLINE_LOG_FORMAT", "TOWLINE_SECRETS_DIR"];
+    !variable.starts_with("TOWLINE_") || SHARED.contains(&variable)
 }
 
 fn is_member(plan: &NodePlan) -> Result<bool, DemoError> {

@@ -44,10 +44,11 @@ impl Digest {
             rows.entry(&row.path).or_default().push(row);
         }
         for file in files {
-            match rows.remove(file.path.as_str()).as_deref() {
-                None => mistakes.push(format!("{} is missing", file.path)),
-                Some([row]) => mistakes.extend(compare(&file.path, row, file)),
-                Some(more) => mistakes.push(format!("{} is listed {} times", file.path, more.len())),
+            let name = one_line(&file.path);
+            match rows.remove(name.as_str()).as_deref() {
+                None => mistakes.push(format!("{name} is missing")),
+                Some([row]) => mistakes.extend(compare(&name, row, file)),
+                Some(more) => mistakes.push(format!("{name} is listed {} times", more.len())),
             }
         }
         mistakes.extend(rows.keys().map(|path| format!("{path} is no file of the survey")));
@@ -58,6 +59,11 @@ impl Digest {
         }
         mistakes
     }
+}
+
+/// A file name as a table can show it.
+fn one_line(name: &str) -> String {
+    name.replace('\r', "\\r").replace('\n', "\\n")
 }
 
 fn compare(what: &str, row: &Row, file: &FileFacts) -> Vec<String> {

@@ -151,7 +151,9 @@ pub enum DemoError {
         mistakes: Vec<String>,
     },
     /// The caller's stream is not what the log says.
-    #[error("the caller's stream differs from the log: {lost} events lost, {duplicated} duplicated, {differing} different")]
+    #[error(
+        "the caller's stream differs from the log: {lost} events lost, {duplicated} duplicated, {differing} different"
+    )]
     Events {
         /// In the log and not seen.
         lost: usize,

@@ -78,8 +78,12 @@ mod tests {
 
         let facts = text_files(dir.path(), 20).unwrap();
 
-        let expected = [("a.md", 1, 2, 8), ("b.txt", 1, 3, 13)]
-            .map(|(path, lines, words, bytes)| FileFacts { path: path.into(), lines, words, bytes });
+        let expected = [("a.md", 1, 2, 8), ("b.txt", 1, 3, 13)].map(|(path, lines, words, bytes)| FileFacts {
+            path: path.into(),
+            lines,
+            words,
+            bytes,
+        });
         assert_eq!(facts, expected);
         assert_eq!(text_files(dir.path(), 1).unwrap().len(), 1);
     }

@@ -26,7 +26,7 @@ pub use console::Console;
 pub use error::DemoError;
 pub use options::DemoArgs;
 
-pub(crate) use cluster::{CONFIG_FILE, NAMES, NodePlan, RunningCluster, file, write_configs};
+pub(crate) use cluster::{CONFIG_FILE, NAMES, NodePlan, RunningCluster, file, is_for_nodes, write_configs};
 pub(crate) use mesh_config::MeshSpec;
 pub(crate) use options::ModelArgs;
 
@@ -54,7 +54,7 @@ pub async fn run(args: DemoArgs, mut console: Console) -> Result<(), DemoError> 
         told = tell(&plan, &files, &workplace, began, &mut console) => told,
         () = interrupted() => Err(DemoError::Interrupted),
     };
-    for line in workplace.close() {
+    if let Some(line) = workplace.close() {
         console.say(line);
     }
     told
@@ -72,7 +72,8 @@ pub(crate) async fn interrupted() {
 
 fn list_files(plan: &Plan) -> Result<Vec<FileFacts>, DemoError> {
     let dir = plan.dir.clone();
-    let files = folder::text_files(&dir, plan.files).map_err(|source| DemoError::Folder { dir: dir.clone(), source })?;
+    let files =
+        folder::text_files(&dir, plan.files).map_err(|source| DemoError::Folder { dir: dir.clone(), source })?;
     let needed = if plan.kill.is_some() { MIN_FILES_FOR_KILL } else { 1 };
     if files.len() < needed {
         return Err(DemoError::TooFewFiles { dir, found: files.len(), needed });

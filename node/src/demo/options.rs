@@ -138,11 +138,11 @@ impl DemoArgs {
         }
         let kill = (!self.no_kill).then_some(self.kill);
         if kill.is_some() && self.files < MIN_FILES_FOR_KILL {
-            let reason = format!("a kill in the middle of the work needs at least {MIN_FILES_FOR_KILL}; or use --no-kill");
+            let reason =
+                format!("a kill in the middle of the work needs at least {MIN_FILES_FOR_KILL}; or use --no-kill");
             return Err(DemoError::Option { option: "--files", reason });
         }
-        let dir =
-            self.dir.canonicalize().map_err(|source| DemoError::Folder { dir: self.dir.clone(), source })?;
+        let dir = self.dir.canonicalize().map_err(|source| DemoError::Folder { dir: self.dir.clone(), source })?;
         Ok(Plan { dir, files: self.files, kill, model: self.model, keep: self.keep })
     }
 }

@@ -41,7 +41,11 @@ pub(crate) struct Progress {
 impl Progress {
     /// The delegations that ended since the last call, in the order of the journal.
     pub(crate) fn news(&mut self, task: &Task) -> Vec<Finished> {
-        delegations(task).filter(|step| step.ended.is_some()).filter(|step| self.told.insert(step.no)).map(finished).collect()
+        delegations(task)
+            .filter(|step| step.ended.is_some())
+            .filter(|step| self.told.insert(step.no))
+            .map(finished)
+            .collect()
     }
 }
 
@@ -70,7 +74,9 @@ fn delegations(task: &Task) -> impl Iterator<Item = &Step> {
 fn finished(step: &Step) -> Finished {
     let (asked, task) = match &step.intent {
         Intent::Delegate { message, peer_task, .. } => (message.text(), peer_task.clone()),
-        Intent::Model { .. } | Intent::Tool { .. } | Intent::Ask { .. } | Intent::Refused { .. } => (String::new(), None),
+        Intent::Model { .. } | Intent::Tool { .. } | Intent::Ask { .. } | Intent::Refused { .. } => {
+            (String::new(), None)
+        }
     };
     let failed = match step.ended.as_ref().map(|record| &record.outcome) {
         Some(Outcome::Returned { is_error, .. }) => *is_error,

@@ -1,9 +1,12 @@
 //! What the demo found out, as numbers, and how it is told.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use towline_core::{Adoption, NodeId, Task};
-use towline_trace::SpanRecord;
+use towline_trace::{SpanRecord, names};
 
 use super::{
     DemoError,
@@ -140,6 +143,16 @@ impl TraceNote {
         let nodes = spans.iter().map(|span| span.node.clone()).filter(|node| !node.is_empty()).collect();
         TraceNote { trace_id: record.trace.trace_id_hex(), nodes, spans }
     }
+
+    /// The spans without those of proposals, which are most of them, and how many those are.
+    fn without_raft(&self) -> (Vec<SpanRecord>, usize) {
+        let is_raft = |span: &&SpanRecord| {
+            span.name.starts_with(names::span::RAFT_PROPOSE) || span.name == names::span::PEER_PROPOSE
+        };
+        let told: Vec<SpanRecord> = self.spans.iter().filter(|span| !is_raft(span)).cloned().collect();
+        let left_out = self.spans.len() - told.len();
+        (told, left_out)
+    }
 }
 
 impl Report {
@@ -185,12 +198,18 @@ impl Report {
             [] => format!("checked   {} files, every number as counted here", self.digest.files),
             mistakes => format!("checked   {} files: {}", self.digest.files, mistakes.join("; ")),
         });
+        lines.push(format!("took      {:.1} s", Duration::from_millis(self.elapsed_ms).as_secs_f64()));
         lines.push(String::new());
         let nodes: Vec<&str> = self.trace.nodes.iter().map(String::as_str).collect();
-        let (spans, nodes) = (self.trace.spans.len(), nodes.join(", "));
-        lines.push(format!("trace     {}: {spans} spans on {nodes}", self.trace.trace_id));
+        let (told, left_out) = self.trace.without_raft();
+        lines.push(format!(
+            "trace     {}: {} spans on {}; left out here: {left_out} of the Raft log (all of them: -o json)",
+            self.trace.trace_id,
+            self.trace.spans.len(),
+            nodes.join(", ")
+        ));
         lines.push(String::new());
-        lines.extend(crate::waterfall::render(&self.trace.spans).lines().map(str::to_owned));
+        lines.extend(crate::waterfall::render(&told).lines().map(str::to_owned));
         lines
     }
 }
@@ -199,7 +218,8 @@ impl KillNote {
     fn line(&self) -> String {
         let Kill { node, name, was_leader, was_owner, was_entry, .. } = &self.kill;
         let is = |yes: bool, what: &str| if yes { what.to_owned() } else { format!("not {what}") };
-        let roles = [is(*was_owner, "the task's owner"), is(*was_leader, "the leader"), is(*was_entry, "the caller's entry")];
+        let roles =
+            [is(*was_owner, "the task's owner"), is(*was_leader, "the leader"), is(*was_entry, "the caller's entry")];
         let time = clock(self.at_ms);
         format!("killed    node {node} ({name}) at {time} with SIGKILL: {}", roles.join(", "))
     }
@@ -219,7 +239,13 @@ impl KillNote {
 impl AdoptionNote {
     fn line(&self, name: &impl Fn(NodeId) -> String) -> String {
         let Adoption { from, to, generation, .. } = &self.adoption;
-        format!("adopted   {} {} by {} from {}, after event {generation}", self.agent, self.task, name(*to), name(*from))
+        format!(
+            "adopted   {} {} by {} from {}, after event {generation}",
+            self.agent,
+            self.task,
+            name(*to),
+            name(*from)
+        )
     }
 }
 

@@ -55,7 +55,8 @@ pub(crate) async fn make(
     console: &mut Console,
 ) -> Result<Survey, DemoError> {
     let entry = nodes.iter().find(|node| !node.leader_at_start).or(nodes.first());
-    let entry = entry.map(door).ok_or_else(|| DemoError::NotReady { what: "a node".to_owned(), waited: Duration::ZERO })?;
+    let entry =
+        entry.map(door).ok_or_else(|| DemoError::NotReady { what: "a node".to_owned(), waited: Duration::ZERO })?;
     let root = Span::root(names::span::CLI_DEMO, Kind::Internal);
     let http = stream_client()?;
     console.say(format!("sending the task to surveyor at {}, which does not lead", entry.endpoint));
@@ -136,7 +137,9 @@ impl Survey {
         if plan.kill != Some(KillChoice::Owner) || owner != Some(attached.door.node) {
             return Ok(attached);
         }
-        let Some(other) = nodes.iter().find(|node| node.id != attached.door.node).map(door) else { return Ok(attached) };
+        let Some(other) = nodes.iter().find(|node| node.id != attached.door.node).map(door) else {
+            return Ok(attached);
+        };
         let after = self.last_index();
         let stream = observer::subscribe(&self.http, &other, &self.task, after).await;
         let stream = stream.map_err(|source| DemoError::Send { url: other.endpoint.clone(), source })?;
@@ -307,7 +310,8 @@ impl Survey {
         }
         let alive = || cluster.alive();
         let witness = alive().find(|node| node.id != self.attached).or(alive().next());
-        let witness = witness.ok_or_else(|| DemoError::Stream { reason: "no node lives to read the log".to_owned() })?;
+        let witness =
+            witness.ok_or_else(|| DemoError::Stream { reason: "no node lives to read the log".to_owned() })?;
         let url = witness.plan.url();
         let log_door = Door { node: witness.id, endpoint: format!("{url}/agents/surveyor") };
         let log = observer::read_log(&self.http, &log_door, &self.task).await;
