@@ -361,7 +361,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
 impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
     type SnapshotData = SnapshotFile;
 
-    /// The state is cloned under the lock and encoded outside of it.
+    /// The state is copied under the lock, which is cheap since tasks are shared, and encoded outside of it.
     async fn build_snapshot(&mut self) -> Result<RaftSnapshot, io::Error> {
         let shared = self.0.clone();
         let work = move || {

@@ -1,7 +1,7 @@
 //! What a crash, a flipped bit, a hole, a full disk and a failed sync do to the log.
 
 use std::sync::{
-    Arc, Mutex,
+    Arc,
     atomic::{AtomicBool, AtomicUsize, Ordering},
     mpsc,
 };
@@ -209,14 +209,15 @@ async fn queued_writes_share_one_sync() {
     write(&wal, entries(1..=1)).await.unwrap();
     let before = disk.0.syncs.load(Ordering::SeqCst);
 
-    let gate = disk.0.gate.lock().unwrap();
+    disk.0.held.store(true, Ordering::SeqCst);
     let (done, waiters) = mpsc::channel();
     for index in 2..=100 {
         let done = done.clone();
         let notify = move |outcome: io::Result<()>| done.send(outcome.is_ok()).unwrap();
         wal.write_durably(entries(index..=index), Box::new(notify)).await.unwrap();
     }
-    drop((gate, done));
+    drop(done);
+    disk.0.held.store(false, Ordering::SeqCst);
     let confirmed = tokio::task::spawn_blocking(move || waiters.iter().filter(|ok| *ok).count()).await.unwrap();
 
     assert_eq!(confirmed, 99);
@@ -289,8 +290,8 @@ struct Faults {
     full: AtomicBool,
     broken: AtomicBool,
     syncs: AtomicUsize,
-    /// Writes wait for it.
-    gate: Mutex<()>,
+    /// Writes wait until it is false.
+    held: AtomicBool,
 }
 
 struct FaultyFile {
@@ -341,7 +342,9 @@ impl Disk for FaultyDisk {
 impl DiskFile for FaultyFile {
     /// A full disk takes half of the bytes before it says so.
     fn write_at(&mut self, bytes: &[u8], position: u64) -> io::Result<()> {
-        drop(self.faults.gate.lock().unwrap());
+        while self.faults.held.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(1));
+        }
         if self.faults.full.load(Ordering::SeqCst) {
             self.file.write_at(&bytes[..bytes.len() / 2], position)?;
             return Err(io::ErrorKind::StorageFull.into());
