@@ -56,13 +56,27 @@ fn text_of(path: &Path) -> io::Result<Option<String>> {
 
 fn count(path: String, text: &str) -> FileFacts {
     let lines = text.bytes().filter(|byte| *byte == b'\n').count() as u64;
-    let words = text.split_whitespace().count() as u64;
+    let words = text.split(separates_words).filter(|run| run.chars().any(|char| !char.is_control())).count() as u64;
     FileFacts { path, lines, words, bytes: text.len() as u64 }
+}
+
+/// What `wc` takes for a blank in a UTF-8 locale: Unicode's blanks, no-break ones too, and the word joiner.
+fn separates_words(char: char) -> bool {
+    const WORD_JOINER: char = '\u{2060}';
+    char.is_whitespace() || char == WORD_JOINER
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_are_counted_as_wc_does() {
+        let words = |text: &str| count(String::new(), text).words;
+        assert_eq!(words("a|b\u{a0}c\u{2060}d\u{b}e\n"), 4);
+        assert_eq!(words("one \u{1} two"), 2);
+        assert_eq!(words(" \n"), 0);
+    }
 
     #[test]
     fn only_small_text_files_count_and_they_come_by_name() {
