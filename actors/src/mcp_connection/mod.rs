@@ -31,7 +31,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use towline_core::{OnAdoption, StepNo, TaskId, TraceContext};
-use towline_trace::KeyValue;
+use towline_trace::{KeyValue, names};
 
 use crate::config::{McpServerConfig, McpTransport};
 
@@ -194,12 +194,12 @@ impl McpHandle {
     pub fn span_attributes(&self) -> Vec<KeyValue> {
         let published = self.published.borrow();
         let mut attributes = vec![
-            KeyValue::new("towline.mcp.server", self.config.name.clone()),
-            KeyValue::new("peer.service", self.config.name.clone()),
-            KeyValue::new("network.transport", if self.config.transport.is_stdio() { "pipe" } else { "tcp" }),
+            KeyValue::new(names::MCP_SERVER, self.config.name.clone()),
+            KeyValue::new(names::PEER_SERVICE, self.config.name.clone()),
+            KeyValue::new(names::NETWORK_TRANSPORT, if self.config.transport.is_stdio() { "pipe" } else { "tcp" }),
         ];
         if let Phase::Ready(live) = &published.phase {
-            attributes.push(KeyValue::new("mcp.protocol.version", live.protocol_version.clone()));
+            attributes.push(KeyValue::new(names::MCP_PROTOCOL_VERSION, live.protocol_version.clone()));
         }
         attributes
     }
