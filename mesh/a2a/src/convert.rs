@@ -220,6 +220,27 @@ fn with_integers(value: Value) -> Value {
     }
 }
 
+/// The SDK keeps free-form fields in hash maps. They are sorted here, so that an event is written with the same bytes
+/// each time and on every node; `sorted` says whether this is inside of one.
+fn with_sorted_maps(value: Value, sorted: bool) -> Value {
+    match value {
+        Value::Array(items) => Value::Array(items.into_iter().map(|item| with_sorted_maps(item, sorted)).collect()),
+        Value::Object(fields) => {
+            let entry = |(key, value): (String, Value)| {
+                let is_free_form = matches!(key.as_str(), "metadata" | "data");
+                let value = with_sorted_maps(value, sorted || is_free_form);
+                (key, value)
+            };
+            let mut entries: Vec<_> = fields.into_iter().map(entry).collect();
+            if sorted {
+                entries.sort_by(|one, other| one.0.cmp(&other.0));
+            }
+            Value::Object(entries.into_iter().collect())
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value,
+    }
+}
+
 /// How deep a value nests.
 fn depth(value: &Value) -> usize {
     match value {

@@ -153,3 +153,6 @@ fn http_span(parts: &Parts, route: &str, call: Option<&Call>) -> (Span, Option<T
 fn last_event_id(parts: &Parts) -> Option<u64> {
     parts.headers.get("last-event-id")?.to_str().ok()?.trim().parse().ok()
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,7 @@ use towline_core::{
 
 use super::{
     artifact_to_sdk, message_to_sdk, metadata_to_sdk, part_to_sdk, requests::page_token, state_to_sdk, time_to_sdk,
-    with_integers,
+    with_integers, with_sorted_maps,
 };
 use crate::{AGENT_KEY, GENERATION_KEY, PROTOCOL_VERSION, SendOptions, TRACE_KEY, WireError};
 
@@ -199,7 +199,8 @@ pub fn task_params(task: &str, history_length: Option<u32>) -> Value {
 }
 
 fn encode<T: ProtoJsonPayload>(value: &T) -> Result<Value, WireError> {
-    protojson_conv::to_value(value).map(with_integers).map_err(|error| WireError::internal(format!("encode: {error}")))
+    let encoded = protojson_conv::to_value(value).map_err(|error| WireError::internal(format!("encode: {error}")))?;
+    Ok(with_sorted_maps(with_integers(encoded), false))
 }
 
 fn task_to_sdk(task: &Task, view: TaskView) -> a2a::Task {

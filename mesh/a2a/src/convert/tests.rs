@@ -182,6 +182,27 @@ fn every_event_carries_its_index_and_event_one_is_the_task_as_it_was_accepted() 
 }
 
 #[test]
+fn an_event_is_written_with_the_same_bytes_each_time() {
+    let (state, id) = state_with_task(vec![Part::text("hello")]);
+    let keys = ["z", "a", "m", "dev.towline/attempt", "simulated", "b", "y"];
+    let written = || {
+        let chunk = EventKind::Artifact {
+            artifact_id: "a".into(),
+            name: None,
+            parts: vec![Part::data(json!({ "two": { "y": 1, "x": 2 }, "one": 1 }))],
+            append: false,
+            last_chunk: false,
+            metadata: keys.iter().map(|key| ((*key).to_owned(), json!(1))).collect(),
+        };
+        let kept = Event { index: 2, at: Timestamp(1), kind: chunk };
+        event(state.task(id).unwrap(), &kept).encode().unwrap().to_string()
+    };
+    let first = written();
+    assert!((0..20).all(|_| written() == first), "{first}");
+    assert!(first.contains(r#""one":1,"two":{"x":2,"y":1}"#), "{first}");
+}
+
+#[test]
 fn a_card_declares_streaming_and_nothing_that_is_not_there() {
     let agent = towline_core::AgentSpec {
         name: "reader".parse().unwrap(),

@@ -1,0 +1,396 @@
+//! The public door of a real node, over real HTTP. The owner of a task is scripted: the test reports for it.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use http::StatusCode;
+use tempfile::TempDir;
+use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
+use towline_a2a::{
+    A2aClient, ClientError, EventStream, ListQuery, RemoteTask, SendOptions, SendReply, StreamEvent, StreamItem,
+};
+use towline_cluster::{Cluster, ClusterOptions, Registration, membership};
+use towline_core::{
+    AgentSpec, Command, Message, Metadata, NodeAddresses, OwnerReport, OwnerWord, Part, Placement, Principal, Proposal,
+    Role, TaskId, TaskState,
+};
+
+use super::*;
+
+/// A wait of a test: far above what is measured, since machines are busy.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const ASYNC: SendOptions =
+    SendOptions { return_immediately: true, history_length: None, task_id: None, context_id: None, timeout: None };
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_is_sent_read_listed_and_canceled() {
+    let node = Node::start().await;
+    let client = node.client("/");
+
+    let sent = task_of(client.send(&message("m-1", "hello"), ASYNC, None).await.unwrap());
+    assert!(matches!(sent.state, TaskState::Submitted | TaskState::Working), "{sent:?}");
+    assert_eq!(sent.metadata["dev.towline/agent"], "surveyor");
+    let read = client.get_task(&sent.id, None, None).await.unwrap();
+    assert_eq!((&read.id, read.history.len(), read.history[0].text()), (&sent.id, 1, "hello".to_owned()));
+
+    let other = node.client("/agents/reader");
+    let second = task_of(other.send(&message("m-2", "read"), ASYNC, None).await.unwrap());
+    let all = client.list_tasks(&ListQuery { page_size: Some(1), ..ListQuery::default() }, None).await.unwrap();
+    assert_eq!((all.tasks.len(), all.total_size), (1, 2));
+    let rest = ListQuery { page_size: Some(1), page_token: all.next_page_token.clone(), ..ListQuery::default() };
+    let rest = client.list_tasks(&rest, None).await.unwrap();
+    assert_eq!(rest.next_page_token, None);
+    let mut ids = [all.tasks[0].id.clone(), rest.tasks[0].id.clone()];
+    ids.sort();
+    assert_eq!(ids, [sent.id.clone(), second.id.clone()]);
+    assert_eq!(other.list_tasks(&ListQuery::default(), None).await.unwrap().total_size, 1);
+
+    for _ in 0..2 {
+        assert_eq!(client.cancel_task(&sent.id, None).await.unwrap().state, TaskState::Canceled);
+    }
+    node.finish(&second.id, TaskState::Completed).await;
+    let refused = client.cancel_task(&second.id, None).await.unwrap_err();
+    assert!(matches!(refused, ClientError::Protocol { code: -32002, .. }), "{refused:?}");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blocking_message_is_answered_when_the_task_has_ended() {
+    let node = Node::start().await;
+    let client = node.client("/agents/reader");
+    let sending =
+        tokio::spawn(async move { client.send(&message("m-1", "hello"), SendOptions::default(), None).await });
+    let id = node.only_task().await;
+    node.report(&id, vec![chunk("done", false)]).await;
+    node.finish(&id, TaskState::Completed).await;
+
+    let task = task_of(timeout(PATIENCE, sending).await.unwrap().unwrap().unwrap());
+    assert_eq!((task.state, task.artifacts[0].text()), (TaskState::Completed, "done".to_owned()));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_stream_of_a_task_shows_the_same_events_from_wherever_it_begins() {
+    let node = Node::start().await;
+    let client = node.client("/agents/reader");
+    let mut sender = client.stream(&message("m-1", "hello"), SendOptions::default(), None).await.unwrap();
+    let first = item(&mut sender).await;
+    let StreamEvent::Task(task) = &first.event else { panic!("not the task: {first:?}") };
+    assert_eq!((first.id, task.state, task.history.len()), (Some(1), TaskState::Submitted, 1));
+    let id = task.id.clone();
+
+    node.report(&id, vec![chunk("One ", false)]).await;
+    let mut subscriber = client.subscribe(&id, None, None).await.unwrap();
+    let snapshot = item(&mut subscriber).await;
+    let StreamEvent::Task(task) = &snapshot.event else { panic!("not the task: {snapshot:?}") };
+    assert_eq!((snapshot.id, task.generation), (Some(2), Some(2)));
+
+    node.report(&id, vec![chunk("two ", true), chunk("three", true)]).await;
+    node.finish(&id, TaskState::Completed).await;
+    let sent = rest(sender).await;
+    assert_eq!(ids(&sent), [2, 3, 4, 5]);
+    assert_eq!(sent.last().unwrap().event.state(), Some(TaskState::Completed));
+    assert!(sent.iter().all(|item| item.event.generation() == item.id), "the index is in the metadata too");
+    let subscribed = rest(subscriber).await;
+    assert_eq!(raws(&subscribed), raws(&sent[1..]));
+
+    let everything = rest(client.subscribe(&id, Some(0), None).await.unwrap()).await;
+    assert_eq!(everything[0].raw, first.raw);
+    assert_eq!(raws(&everything[1..]), raws(&sent));
+    assert_eq!(raws(&rest(client.subscribe(&id, Some(3), None).await.unwrap()).await), raws(&sent[2..]));
+    let beyond = rest(client.subscribe(&id, Some(99), None).await.unwrap()).await;
+    assert!(matches!(&beyond[..], [StreamItem { id: Some(5), event: StreamEvent::Task(_), .. }]), "{beyond:?}");
+    assert!(client.subscribe(&id, None, None).await.unwrap_err().is_unsupported());
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_comes_twice_makes_one_task() {
+    let node = Node::start().await;
+    let client = node.client("/");
+    let first = task_of(client.send(&message("m-1", "hello"), ASYNC, None).await.unwrap());
+    let again = task_of(client.send(&message("m-1", "hello"), ASYNC, None).await.unwrap());
+    assert_eq!(first.id, again.id);
+
+    let mut stream = client.stream(&message("m-1", "hello"), SendOptions::default(), None).await.unwrap();
+    let item = item(&mut stream).await;
+    assert!(matches!(&item.event, StreamEvent::Task(task) if task.id == first.id), "{item:?}");
+    drop(stream);
+
+    let other = client.send(&message("m-1", "something else"), ASYNC, None).await.unwrap_err();
+    assert_eq!(reason(&other), "MESSAGE_REUSED");
+    assert_eq!(client.list_tasks(&ListQuery::default(), None).await.unwrap().total_size, 1);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_question_ends_the_stream_and_its_answer_goes_on() {
+    let node = Node::start().await;
+    let client = node.client("/agents/reader");
+    let mut stream = client.stream(&message("m-1", "hello"), SendOptions::default(), None).await.unwrap();
+    item(&mut stream).await;
+    let id = node.only_task().await;
+    node.ask(&id, "Which one?").await;
+    let asked = rest(stream).await;
+    let StreamEvent::Status { state, text, .. } = &asked.last().unwrap().event else { panic!("{asked:?}") };
+    assert_eq!((*state, text.as_deref()), (TaskState::InputRequired, Some("Which one?")));
+
+    let mut late = client.subscribe(&id, None, None).await.unwrap();
+    assert_eq!(item(&mut late).await.event.state(), Some(TaskState::InputRequired), "and it stays open");
+
+    let wrong = SendOptions { context_id: Some("elsewhere".into()), ..to(&id) };
+    assert_eq!(reason(&client.send(&message("m-2", "x"), wrong, None).await.unwrap_err()), "CONTEXT_MISMATCH");
+    let answered = client.stream(&message("m-3", "The first."), to(&id), None).await.unwrap();
+    node.finish(&id, TaskState::Completed).await;
+    let answered = rest(answered).await;
+    assert!(matches!(&answered[0].event, StreamEvent::Task(task) if task.history.len() == 3), "{answered:?}");
+    assert_eq!(answered.last().unwrap().event.state(), Some(TaskState::Completed));
+    assert_eq!(rest(late).await.last().unwrap().event.state(), Some(TaskState::Completed));
+
+    let over = client.send(&message("m-4", "more"), to(&id), None).await.unwrap_err();
+    assert!(over.is_unsupported(), "{over:?}");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_there_is_said_so() {
+    let node = Node::start().await;
+    let unknown = TaskId::from_uuid(uuid::Uuid::now_v7()).to_string();
+    let client = node.client("/");
+    assert!(client.get_task(&unknown, None, None).await.unwrap_err().is_unknown_task());
+    assert!(client.get_task("nonsense", None, None).await.unwrap_err().is_unknown_task());
+    assert!(client.subscribe(&unknown, None, None).await.unwrap_err().is_unknown_task());
+    assert!(client.cancel_task(&unknown, None).await.unwrap_err().is_unknown_task());
+    assert!(client.send(&message("m", "x"), to(&unknown), None).await.unwrap_err().is_unknown_task());
+    assert_eq!(reason(&client.send(&message("m", " \n"), ASYNC, None).await.unwrap_err()), "EMPTY_MESSAGE");
+
+    let nobody = node.client("/agents/nobody").send(&message("m", "x"), ASYNC, None).await.unwrap_err();
+    assert_eq!(reason(&nobody), "UNKNOWN_AGENT");
+    assert!(nobody.to_string().contains("reader, surveyor"), "{nobody}");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_and_other_hosts_are_kept_out() {
+    let node = Node::start().await;
+    for (name, value) in [("origin", "http://evil.example"), ("host", "evil.example")] {
+        let client = node.client("/").with_header(name, value).unwrap();
+        let refused = client.get_task("t", None, None).await.unwrap_err();
+        assert!(matches!(refused, ClientError::Auth { status: 403, .. }), "{name}: {refused:?}");
+    }
+    // What a delegation says on the peer door is not heard here.
+    let client = node.client("/").with_header("towline-on-behalf-of", "{\"Node\":1}").unwrap();
+    assert!(client.list_tasks(&ListQuery::default(), None).await.is_ok());
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cards_are_served_and_cached() {
+    let node = Node::start().await;
+    let client = node.client("/");
+    let mesh = client.card(&node.url).await.unwrap();
+    assert_eq!((mesh.name.as_str(), mesh.jsonrpc_url), ("test", Some(format!("{}/", node.url))));
+    assert_eq!(mesh.skills.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>(), ["reader", "surveyor"]);
+    let reader = client.card(&format!("{}/agents/reader", node.url)).await.unwrap();
+    assert_eq!(reader.jsonrpc_url, Some(format!("{}/agents/reader", node.url)));
+    assert!(reader.streaming);
+
+    let url = format!("{}/.well-known/agent-card.json", node.url);
+    let first = node.http.get(&url).send().await.unwrap();
+    let tag = first.headers()["etag"].clone();
+    let second = node.http.get(&url).header("if-none-match", tag).send().await.unwrap();
+    assert_eq!(second.status(), StatusCode::NOT_MODIFIED);
+    let none = node.http.get(format!("{}/agents/nobody/.well-known/agent-card.json", node.url)).send().await.unwrap();
+    assert_eq!(none.status(), StatusCode::NOT_FOUND);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_goes_away_changes_nothing_for_its_task() {
+    let node = Node::start().await;
+    let client = node.client("/agents/reader");
+    let mut stream = client.stream(&message("m-1", "hello"), SendOptions::default(), None).await.unwrap();
+    item(&mut stream).await;
+    drop(stream);
+    let id = node.only_task().await;
+    node.report(&id, vec![chunk("done", false)]).await;
+    node.finish(&id, TaskState::Completed).await;
+    assert_eq!(client.get_task(&id, None, None).await.unwrap().state, TaskState::Completed);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopping_node_ends_streams_and_answers_waits() {
+    let node = Node::start().await;
+    let client = node.client("/agents/reader");
+    let mut stream = client.stream(&message("m-1", "hello"), SendOptions::default(), None).await.unwrap();
+    item(&mut stream).await;
+    let waiting = {
+        let client = client.clone();
+        tokio::spawn(async move { client.send(&message("m-1", "hello"), SendOptions::default(), None).await })
+    };
+    // The wait is under way once its request was read; canceling earlier or later gives the same answer.
+    node.stop().await;
+    let rest: Vec<_> = timeout(PATIENCE, stream.collect()).await.unwrap();
+    assert!(rest.iter().all(Result::is_ok), "the stream ends in order: {rest:?}");
+    match timeout(PATIENCE, waiting).await.unwrap().unwrap() {
+        Ok(reply) => assert!(!task_of(reply).state.is_terminal()),
+        Err(error) => assert!(error.is_transient(), "{error:?}"),
+    }
+}
+
+fn message(id: &str, text: &str) -> Message {
+    Message {
+        message_id: id.parse().unwrap(),
+        context_id: None,
+        task_id: None,
+        role: Role::User,
+        parts: vec![Part::text(text)],
+        metadata: Metadata::new(),
+        extensions: Vec::new(),
+        reference_task_ids: Vec::new(),
+    }
+}
+
+fn to(task: &str) -> SendOptions {
+    SendOptions { task_id: Some(task.to_owned()), ..SendOptions::default() }
+}
+
+fn chunk(text: &str, append: bool) -> OwnerWord {
+    OwnerWord::Chunk {
+        artifact_id: "step-0".into(),
+        name: None,
+        parts: vec![Part::text(text)],
+        append,
+        last_chunk: false,
+        metadata: Metadata::new(),
+    }
+}
+
+fn task_of(reply: SendReply) -> RemoteTask {
+    match reply {
+        SendReply::Task(task) => *task,
+        SendReply::Message(message) => panic!("a message: {message:?}"),
+    }
+}
+
+fn reason(error: &ClientError) -> &str {
+    match error {
+        ClientError::Protocol { reason: Some(reason), .. } => reason,
+        other => panic!("not a reason: {other:?}"),
+    }
+}
+
+async fn item(stream: &mut EventStream) -> StreamItem {
+    timeout(PATIENCE, stream.next()).await.expect("an event in time").expect("an event").unwrap()
+}
+
+async fn rest(stream: EventStream) -> Vec<StreamItem> {
+    let items: Vec<_> = timeout(PATIENCE, stream.collect()).await.expect("the stream ends");
+    items.into_iter().map(Result::unwrap).collect()
+}
+
+fn ids(items: &[StreamItem]) -> Vec<u64> {
+    items.iter().map(|item| item.id.unwrap()).collect()
+}
+
+fn raws(items: &[StreamItem]) -> Vec<&serde_json::Value> {
+    items.iter().map(|item| &item.raw).collect()
+}
+
+/// A cluster of one node with two agents, behind its public door.
+struct Node {
+    url: String,
+    http: reqwest::Client,
+    cluster: Cluster,
+    stopping: CancellationToken,
+    serving: JoinHandle<()>,
+    _data: TempDir,
+}
+
+impl Node {
+    async fn start() -> Self {
+        // Another test of this process may have been first.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let data = tempfile::tempdir().unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", tcp.local_addr().unwrap());
+        let addresses = NodeAddresses { http: url.clone(), peer: "127.0.0.1:1".into() };
+        membership::found(data.path(), "test", "a", addresses.clone()).unwrap();
+        let options = ClusterOptions { data: data.path().to_owned(), addresses, version: "0".into() };
+        let cluster = Cluster::start(options).await.unwrap();
+        let agents = ["surveyor", "reader"].map(|name| AgentSpec {
+            name: name.parse().unwrap(),
+            description: format!("The {name}."),
+            placement: Placement::EveryNode,
+            tags: Vec::new(),
+        });
+        let handle = cluster.handle();
+        handle.register(Registration { capacity: 8, agents: agents.to_vec() }).await.unwrap();
+        let stopping = CancellationToken::new();
+        let settings = Arc::new(A2aSettings {
+            cluster: handle,
+            front_door: "surveyor".parse().unwrap(),
+            public_url: url.clone(),
+            version: "0".into(),
+            stopping: stopping.clone(),
+        });
+        let router = router(settings, Door::Public);
+        let serving = tokio::spawn(listener::serve(tcp, listener::Plain, router, stopping.clone()));
+        let http = reqwest::Client::builder().no_proxy().build().unwrap();
+        Self { url, http, cluster, stopping, serving, _data: data }
+    }
+
+    fn client(&self, path: &str) -> A2aClient {
+        A2aClient::new(self.http.clone(), format!("{}{path}", self.url))
+    }
+
+    /// The id of the task that a test has made.
+    async fn only_task(&self) -> String {
+        let client = self.client("/");
+        timeout(PATIENCE, async {
+            loop {
+                let page = client.list_tasks(&ListQuery::default(), None).await.unwrap();
+                if let [task] = &page.tasks[..] {
+                    return task.id.clone();
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .expect("a task")
+    }
+
+    /// Reports as the owner of a task.
+    async fn report(&self, task: &str, words: Vec<OwnerWord>) {
+        let task: TaskId = task.parse().unwrap();
+        let handle = self.cluster.handle();
+        let lease = handle.local(|state| state.task(task).and_then(|task| task.lease.clone())).expect("a lease");
+        let number = lease.reported + 1;
+        let report = OwnerReport { task, epoch: lease.epoch, number, words };
+        let by = Principal::Node(handle.node_id());
+        handle.propose(Proposal { by, command: Command::Report(report) }, None).await.unwrap();
+    }
+
+    async fn finish(&self, task: &str, state: TaskState) {
+        self.report(task, vec![OwnerWord::Finished { state, message: None }]).await;
+    }
+
+    /// Starts a question of the agent, and asks it.
+    async fn ask(&self, task: &str, question: &str) {
+        let span = TraceContext { trace_id: 1, span_id: 2, sampled: false };
+        let step = towline_core::StepNo(0);
+        let intent = towline_core::Intent::Ask { call_id: "c".into(), question: question.into() };
+        let mut message = message("question-1", question);
+        message.role = Role::Agent;
+        self.report(task, vec![OwnerWord::StepStarted { step, intent, span }, OwnerWord::AskPerson { step, message }])
+            .await;
+    }
+
+    async fn stop(self) {
+        self.stopping.cancel();
+        timeout(PATIENCE, self.serving).await.expect("the door closes").unwrap();
+        self.cluster.shutdown().await;
+    }
+}
