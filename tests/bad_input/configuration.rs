@@ -20,7 +20,7 @@ async fn a_config_that_names_a_missing_file_is_refused_with_its_path_and_line() 
         assert_eq!(ran.code, 2, "{arguments:?}: {ran:?}");
         assert!(ran.stderr.contains("prompts/none.md"), "{ran:?}");
         assert!(ran.stderr.contains("agents[0].instruction"), "{ran:?}");
-        assert!(ran.stderr.contains(":9:"), "it names the line: {ran:?}");
+        assert!(ran.stderr.contains("towline.yaml:10:"), "it names the line: {ran:?}");
     }
     assert!(!folder.path().join("data").exists(), "nothing was done before the file was checked");
 }

@@ -2,5 +2,6 @@
 //! nodes kept.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod dev;
 mod folder;
 mod shown;

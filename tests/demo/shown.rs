@@ -74,6 +74,14 @@ async fn without_a_kill_the_trace_spans_all_nodes_and_each_delegation_has_its_se
     assert_every_delegation_shows_a_server_span(&report, &survey, &readers);
 }
 
+#[test]
+fn the_rules_of_the_scripted_model_know_no_file() {
+    let rules = include_str!("../../node/src/demo/rules.yaml");
+    for extension in [".txt", ".md", ".rs", ".csv", ".toml", ".json"] {
+        assert!(!rules.contains(extension), "the rules name a {extension} file");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_folder_that_is_not_there_is_usage_and_nothing_is_started() {
     let stage = Stage::set();

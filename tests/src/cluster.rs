@@ -347,16 +347,6 @@ impl Cluster {
         trace["spans"].as_array().unwrap_or_else(|| panic!("no spans: {trace}")).clone()
     }
 
-    /// The nodes on which an agent is placed.
-    pub async fn placed(&self, agent: &str) -> Vec<u64> {
-        let agents = eventually("the agents", async || self.alive().next()?.operator("agents").await).await;
-        let list = agents.as_array().or(agents["agents"].as_array()).cloned().unwrap_or_default();
-        let found = list.iter().find(|entry| entry["name"] == *agent || entry["spec"]["name"] == *agent);
-        let found = found.unwrap_or_else(|| panic!("no agent {agent} in {agents}"));
-        let placed = found["placed"].as_array().unwrap_or_else(|| panic!("not placed: {found}"));
-        placed.iter().map(|node| node.as_u64().or(node["id"].as_u64()).unwrap()).collect()
-    }
-
     /// Kills a node.
     pub async fn kill(&mut self, id: u64) {
         self.node_mut(id).kill().await;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use std::{
     net::Ipv4Addr,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;
@@ -28,6 +29,7 @@ struct Shared {
     script: PeerScript,
     url: String,
     calls: Mutex<Vec<(String, Value)>>,
+    context: Mutex<Value>,
     dead: watch::Sender<bool>,
 }
 
@@ -37,6 +39,9 @@ pub struct FakePeer {
     serving: JoinHandle<()>,
 }
 
+/// From the last event until the peer dies: the event is on its way by then.
+const UNTIL_DEATH: Duration = Duration::from_millis(300);
+
 const TASK: &str = "foreign-task-1";
 
 impl FakePeer {
@@ -44,7 +49,13 @@ impl FakePeer {
     pub async fn start(script: PeerScript) -> Self {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let shared = Arc::new(Shared { script, url, calls: Mutex::default(), dead: watch::Sender::new(false) });
+        let shared = Arc::new(Shared {
+            script,
+            url,
+            calls: Mutex::default(),
+            context: Mutex::default(),
+            dead: watch::Sender::new(false),
+        });
         let routes = Router::new()
             .route("/.well-known/agent-card.json", get(card))
             .route("/", post(rpc))
@@ -100,7 +111,10 @@ async fn rpc(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     let request: Value = serde_json::from_slice(&body).unwrap();
     let method = request["method"].as_str().unwrap_or_default().to_owned();
     shared.calls.lock().unwrap().push((method.clone(), request["params"].clone()));
-    let context = request["params"]["message"]["contextId"].clone();
+    if method.starts_with("Send") {
+        *shared.context.lock().unwrap() = request["params"]["message"]["contextId"].clone();
+    }
+    let context = shared.context.lock().unwrap().clone();
     let id = request["id"].clone();
     match method.as_str() {
         "SendStreamingMessage" => stream(shared, id, context),
@@ -143,6 +157,7 @@ fn stream(shared: Arc<Shared>, id: Value, context: Value) -> Response {
             let _hung_up = sender.send(Ok(format!("data: {envelope}\n\n"))).await;
         }
         if shared.script == PeerScript::DiesInTheMiddle {
+            tokio::time::sleep(UNTIL_DEATH).await;
             shared.dead.send_replace(true);
             let _hung_up = sender.send(Err(std::io::Error::other("the peer dies"))).await;
         }

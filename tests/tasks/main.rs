@@ -3,4 +3,5 @@
 
 mod any_node;
 mod cancel;
+mod command_line;
 mod permits;
