@@ -159,7 +159,8 @@ fn check_identity(config: &NodeConfig, identity: &Identity) -> Result<(), CliErr
     Ok(())
 }
 
-fn cluster_error(error: ClusterError) -> CliError {
+/// What a refusal of the cluster means for the exit code.
+pub(crate) fn cluster_error(error: ClusterError) -> CliError {
     let text = chain(&error);
     match error {
         ClusterError::Enrol { reached: false, .. } => CliError::Unreachable(text),
@@ -178,7 +179,7 @@ fn cluster_error(error: ClusterError) -> CliError {
 
 /// Why a node ends.
 enum End {
-    Asked(&'static str),
+    Asked,
     Fatal(String),
 }
 
@@ -193,13 +194,13 @@ async fn serve(config: NodeConfig, ports: Ports, stop: CancellationToken) -> Res
     let doors = Doors::open(&config, ports, &cluster);
     let started = tokio::select! {
         started = start_mesh(&config, &handle, &doors.api) => started.map(|()| None),
-        () = stop.cancelled() => Ok(Some(End::Asked("stop was asked for while starting"))),
+        () = stop.cancelled() => Ok(Some(End::Asked)),
         reason = cluster.fatal() => Ok(Some(End::Fatal(reason))),
     };
     let end = match started {
         Ok(Some(end)) => Ok(end),
         Ok(None) => Ok(tokio::select! {
-            () = stop.cancelled() => End::Asked("stop was asked for"),
+            () = stop.cancelled() => End::Asked,
             reason = cluster.fatal() => End::Fatal(reason),
         }),
         Err(error) => Err(error),
@@ -208,7 +209,7 @@ async fn serve(config: NodeConfig, ports: Ports, stop: CancellationToken) -> Res
     doors.stop(&handle, can_resign).await;
     within("stop raft", STOP_STEP * 2, cluster.shutdown()).await;
     match end? {
-        End::Asked(_) => Ok(()),
+        End::Asked => Ok(()),
         End::Fatal(reason) => {
             Err(CliError::Other(format!("raft core stopped, the node must be started again: {reason}")))
         }

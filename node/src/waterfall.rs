@@ -7,7 +7,8 @@
 //!   └ POST /agents/{name} [server]        a     +3 ms      2.29 s
 //!     └ invoke_agent surveyor             b     +12 ms     1.02 s    ✗ node_lost
 //! ```
-//! A span whose parent nobody has (the caller's own, or one of a node that is gone) starts a tree of its own.
+//! A span whose parent nobody has (the caller's own, or one that ended on a node that is gone) starts a tree of its own,
+//! and says so.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,6 +28,8 @@ struct Line<'a> {
     span: &'a SpanRecord,
     /// Branches to the left of the name.
     indent: String,
+    /// It names a parent that is not among the spans.
+    is_orphan: bool,
 }
 
 struct Row {
@@ -76,7 +79,7 @@ fn lines<'a>(spans: &[&'a SpanRecord]) -> Vec<Line<'a>> {
         let below = children.get(&Some(line.span.span_id.as_str())).map(Vec::as_slice).unwrap_or_default();
         stack.extend(below.iter().enumerate().rev().map(|(at, span)| {
             let last = at + 1 == below.len();
-            Line { span, indent: indent_below(&line.indent, last) }
+            Line { span, indent: indent_below(&line.indent, last), is_orphan: false }
         }));
         lines.push(line);
     }
@@ -85,7 +88,8 @@ fn lines<'a>(spans: &[&'a SpanRecord]) -> Vec<Line<'a>> {
 
 fn roots<'a>(children: &BTreeMap<Option<&str>, Vec<&'a SpanRecord>>) -> Vec<Line<'a>> {
     let roots = children.get(&None).map(Vec::as_slice).unwrap_or_default();
-    roots.iter().rev().map(|span| Line { span, indent: String::new() }).collect()
+    let line = |span: &&'a SpanRecord| Line { span, indent: String::new(), is_orphan: span.parent_span_id.is_some() };
+    roots.iter().rev().map(line).collect()
 }
 
 fn side(span: &SpanRecord) -> u8 {
@@ -113,13 +117,16 @@ fn row(line: &Line<'_>, origin: u64) -> Row {
         node: span.node.clone(),
         start: format!("+{}", duration(span.start_us - origin)),
         duration: duration(span.end_us.saturating_sub(span.start_us)),
-        note: note(span),
+        note: note(span, line.is_orphan),
     }
 }
 
 /// The error mark, and what else a reader wants to know of a span.
-fn note(span: &SpanRecord) -> String {
+fn note(span: &SpanRecord, is_orphan: bool) -> String {
     let mut notes = Vec::new();
+    if is_orphan {
+        notes.push("(parent elsewhere)".to_owned());
+    }
     if let Some(message) = &span.error {
         let kind = span.attributes.get(names::ERROR_TYPE).and_then(|value| value.as_str()).unwrap_or(message);
         notes.push(format!("✗ {}", one_line(kind)));
@@ -221,7 +228,7 @@ mod tests {
         let text = render(&[span("2", Some("gone"), "orphan", "a", 5, 6), span("1", None, "root", "a", 0, 9)]);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with("root"), "{text}");
-        assert!(lines[2].starts_with("orphan"), "{text}");
+        assert!(lines[2].starts_with("orphan") && lines[2].ends_with("(parent elsewhere)"), "{text}");
     }
 
     #[test]

@@ -28,7 +28,8 @@ pub(crate) struct Follow<'a> {
 }
 
 impl Follow<'_> {
-    /// Shows `stream` until the task ends or asks; `again` opens the first stream anew while the task is not known.
+    /// Shows `first` until the task ends or asks, and what follows when it breaks; `again` opens it anew while the task is
+    /// not known. A stream that cannot be opened at all, at none of the endpoints, is an error at once.
     pub(crate) async fn to_the_end(
         mut self,
         first: Result<EventStream, ClientError>,
@@ -37,28 +38,29 @@ impl Follow<'_> {
     ) -> Result<(), CliError> {
         let mut view = View::default();
         let mut stream = first;
-        let mut tries = 0;
+        let (mut tries, mut was_open) = (0_u32, false);
         loop {
             let broke = match stream {
                 Ok(mut events) => {
+                    was_open = true;
                     let (end, progress) = self.show(&mut events, &mut view, output).await?;
-                    if progress {
-                        tries = 0;
-                    }
+                    tries = if progress { 0 } else { tries };
                     match end {
                         End::Done => return Ok(view.close(output)?),
-                        End::Broke(reason) => reason,
+                        End::Broke(error) => Some(error),
+                        End::Closed => None,
                     }
                 }
-                Err(error) if error.is_transient() => crate::error::chain(&error),
+                Err(error) if error.is_transient() && (was_open || self.others_left(tries)) => Some(error),
                 Err(error) => return Err(call_failed(&error)),
             };
             tries += 1;
             if tries > MAX_TRIES {
-                return Err(CliError::Unreachable(self.given_up(&broke)));
+                return Err(self.given_up(broke));
             }
             let endpoint = &self.endpoints[tries as usize % self.endpoints.len()];
-            output.note(format!("stream broke ({broke}); taking it up again {}, try {tries}", self.place()));
+            let reason = reason(broke.as_ref());
+            output.note(format!("stream broke ({reason}); taking it up again {}, try {tries}", self.place()));
             tokio::time::sleep((FIRST_PAUSE * 2_u32.pow(tries.min(5))).min(LONGEST_PAUSE)).await;
             stream = match &self.task {
                 Some(task) => endpoint.subscribe(task, self.last, self.trace.as_ref()).await,
@@ -67,14 +69,22 @@ impl Follow<'_> {
         }
     }
 
+    /// Whether there is an endpoint that was not tried yet.
+    fn others_left(&self, tries: u32) -> bool {
+        (tries as usize) + 1 < self.endpoints.len()
+    }
+
     fn place(&self) -> String {
         self.last.map_or_else(|| "from the start".to_owned(), |event| format!("after event {event}"))
     }
 
-    fn given_up(&self, reason: &str) -> String {
+    fn given_up(&self, broke: Option<ClientError>) -> CliError {
         let task = self.task.as_ref();
         let hint = task.map_or_else(String::new, |task| format!("; the task goes on: `towline task subscribe {task}`"));
-        format!("stream broke and {MAX_TRIES} tries to take it up failed: {reason}{hint}")
+        let reason = reason(broke.as_ref());
+        let text = format!("stream broke and {MAX_TRIES} tries to take it up failed: {reason}{hint}");
+        let is_unavailable = broke.is_some_and(|error| error.is_unavailable());
+        if is_unavailable { CliError::Unavailable(text) } else { CliError::Unreachable(text) }
     }
 
     /// Shows events until the stream ends; also says whether there was any.
@@ -88,7 +98,7 @@ impl Follow<'_> {
         while let Some(item) = events.next().await {
             let item = match item {
                 Ok(item) => item,
-                Err(error) if error.is_transient() => return Ok((End::Broke(crate::error::chain(&error)), progress)),
+                Err(error) if error.is_transient() => return Ok((End::Broke(error), progress)),
                 Err(error) => return Err(call_failed(&error)),
             };
             if self.was_seen(&item) {
@@ -101,7 +111,7 @@ impl Follow<'_> {
                 return Ok((End::Done, progress));
             }
         }
-        Ok((End::Broke("the server closed it".to_owned()), progress))
+        Ok((End::Closed, progress))
     }
 
     fn was_seen(&self, item: &StreamItem) -> bool {
@@ -118,9 +128,17 @@ impl Follow<'_> {
     }
 }
 
+/// Why a stream ended.
 enum End {
+    /// The task ended or asked.
     Done,
-    Broke(String),
+    /// The server closed it before that, as a node does that stops.
+    Closed,
+    Broke(ClientError),
+}
+
+fn reason(broke: Option<&ClientError>) -> String {
+    broke.map_or_else(|| "the server closed it".to_owned(), |error| crate::error::chain(error))
 }
 
 fn is_last(event: &StreamEvent) -> bool {

@@ -10,6 +10,7 @@ use crate::{
     config::{self, NodeConfig, Overrides},
     error::CliError,
     output::Output,
+    startup,
 };
 
 /// The file that is made: the smallest one that runs an agent.
@@ -29,7 +30,7 @@ pub(crate) fn run(args: &InitArgs, output: &mut Output) -> Result<(), CliError> 
     }
     let node = &config.node;
     let identity = membership::found(&node.data, &args.name, &node.name, addresses(&config)?)
-        .map_err(|error| CliError::Other(crate::error::chain(&error)))?;
+        .map_err(startup::cluster_error)?;
     if output.is_json() {
         return Ok(output.json(&identity)?);
     }

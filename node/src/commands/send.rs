@@ -23,7 +23,6 @@ pub(crate) async fn run(args: SendArgs, client: &Client, output: &mut Output) ->
     let _tracing = trace_this_process();
     let mut span = Span::root(names::span::CLI_SEND, Kind::Internal);
     span.set(names::CLI_COMMAND, format!("send {}", args.agent));
-    span.set(names::A2A_MESSAGE_ID, message.message_id.as_str().to_owned());
     let sent = send(&args, message, client, &span, output);
     let result = match limit {
         Some(limit) => tokio::time::timeout(limit, sent).await.unwrap_or_else(|_| Err(too_long(limit))),
@@ -43,8 +42,13 @@ async fn send(
     output: &mut Output,
 ) -> Result<(), CliError> {
     let endpoints = client.agent(&args.agent);
-    let trace = Some(span.context());
     let streams = args.stream || (!args.asynchronous && !args.wait && output.is_terminal());
+    let method = if streams { names::span::SEND_STREAMING_MESSAGE } else { names::span::SEND_MESSAGE };
+    let mut call = Span::child(method, Kind::Client, &span.context());
+    call.set(names::A2A_METHOD_NAME, method);
+    call.set(names::A2A_MESSAGE_ID, message.message_id.as_str().to_owned());
+    call.set(names::GEN_AI_AGENT_NAME, args.agent.clone());
+    let trace = Some(call.context());
     let options = SendOptions {
         return_immediately: args.asynchronous,
         task_id: args.task_id.clone(),
@@ -57,11 +61,6 @@ async fn send(
         return show_reply(reply.map_err(|error| call_failed(&error))?, args.asynchronous, output);
     }
     let first = endpoints[0].stream(&message, options.clone(), trace.as_ref()).await;
-    if let Err(error @ towline_a2a::ClientError::Unreachable { .. }) = &first
-        && endpoints.len() == 1
-    {
-        return Err(call_failed(error));
-    }
     let follow = Follow { endpoints: &endpoints, trace, task: None, last: None };
     // The same message again is safe: its id makes it one task.
     let again =

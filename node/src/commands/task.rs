@@ -107,16 +107,12 @@ fn row(task: &RemoteTask) -> Vec<String> {
 async fn subscribe(id: &str, from: Option<u64>, client: &Client, output: &mut Output) -> Result<(), CliError> {
     let endpoints = client.meshes();
     let first = endpoints[0].subscribe(id, from, None).await;
-    match &first {
+    if let Err(error) = &first
+        && error.is_unsupported()
+    {
         // There is nothing to follow: the task as it ended is the answer.
-        Err(error) if error.is_unsupported() => {
-            let task = endpoints[0].get_task(id, None, None).await.map_err(|error| call_failed(&error))?;
-            return if output.is_json() { Ok(output.json_line(&task.raw)?) } else { show_result(&task, output) };
-        }
-        Err(error @ towline_a2a::ClientError::Unreachable { .. }) if endpoints.len() == 1 => {
-            return Err(call_failed(error));
-        }
-        Ok(_) | Err(_) => {}
+        let task = endpoints[0].get_task(id, None, None).await.map_err(|error| call_failed(&error))?;
+        return if output.is_json() { Ok(output.json_line(&task.raw)?) } else { show_result(&task, output) };
     }
     let follow = Follow { endpoints: &endpoints, trace: None, task: Some(id.to_owned()), last: from };
     follow.to_the_end(first, async |endpoint| endpoint.subscribe(id, from, None).await, output).await

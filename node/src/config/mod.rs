@@ -32,7 +32,7 @@ pub use telemetry::TelemetrySettings;
 use section::{Context, Field, Section};
 use tree::Tree;
 
-pub(crate) use values::{duration, host_port};
+pub(crate) use values::duration;
 
 /// Largest configuration file.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;

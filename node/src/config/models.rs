@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use towline_actors::{ModelConfig, ModelTimeouts, Provider};
+use towline_actors::{ModelConfig, ModelTimeouts, Provider, model::ScriptedProvider};
 
 use super::{
     mistakes::hint,
@@ -12,6 +12,7 @@ use super::{
 
 const PROVIDERS: [&str; 5] = ["scripted", "openai", "anthropic", "gemini", "ollama"];
 const SCRIPTED_MODEL: &str = "scripted-1";
+const NO_RULES: &str = "rules: []";
 
 pub(crate) fn read(root: &mut Section<'_>) -> BTreeMap<String, ModelConfig> {
     let entries = root.get("models").map(|field| field.entries()).unwrap_or_default();
@@ -34,11 +35,7 @@ fn read_model(field: &Field<'_>) -> Option<ModelConfig> {
     let config = match kind? {
         "scripted" => {
             refuse(&[("base_url", &base_url), ("api_key", &api_key)], "a script answers without any network");
-            let rules = rules.or_else(|| section.required("rules", "file://rules.yaml"));
-            let provider = Provider::Scripted {
-                rules: rules.and_then(|field| field.text_or_file()).unwrap_or_default(),
-                strict: strict.and_then(|field| field.flag()).unwrap_or(false),
-            };
+            let provider = read_scripted(rules.as_ref(), strict.as_ref());
             let model = model.unwrap_or_else(|| SCRIPTED_MODEL.to_owned());
             ModelConfig { provider, model, base_url: None, api_key: None, timeouts }
         }
@@ -55,14 +52,33 @@ fn read_model(field: &Field<'_>) -> Option<ModelConfig> {
             ModelConfig {
                 provider: provider(kind),
                 model: model.unwrap_or_default(),
+                api_key: api_key.as_ref().and_then(|field| {
+                    field.secret_for(base_url.as_ref(), &format!("{}_API_KEY", kind.to_uppercase()))
+                }),
                 base_url: base_url.and_then(|field| read_base_url(&field, api_key.is_some())),
-                api_key: api_key.and_then(|field| field.only_secret(&format!("{}_API_KEY", kind.to_uppercase()))),
                 timeouts,
             }
         }
     };
     section.finish();
     Some(config)
+}
+
+/// The rules, checked as the provider will read them; a script without rules picks tools by a simple heuristic.
+fn read_scripted(rules: Option<&Field<'_>>, strict: Option<&Field<'_>>) -> Provider {
+    let is_strict = strict.and_then(|field| field.flag()).unwrap_or(false);
+    if let (None, Some(strict), true) = (rules, strict, is_strict) {
+        strict.mistake("rules is missing: strict refuses what no rule matches, which is everything");
+    }
+    let text = match rules {
+        Some(field) => field.text_or_file().unwrap_or_else(|| NO_RULES.to_owned()),
+        None => NO_RULES.to_owned(),
+    };
+    if let (Some(field), Err(mistakes)) = (rules, ScriptedProvider::from_yaml(&text, is_strict)) {
+        let place = field.peek_text().and_then(|text| text.strip_prefix("file://")).unwrap_or("rules");
+        mistakes.0.iter().for_each(|mistake| field.mistake(format!("{place} line {}: {}", mistake.line, mistake.message)));
+    }
+    Provider::Scripted { rules: text, strict: is_strict }
 }
 
 fn read_provider(field: &Field<'_>) -> Option<&'static str> {

@@ -26,7 +26,7 @@ fn read_peer(field: &Field<'_>) -> Option<PeerConfig> {
     let url = url_field.as_ref().and_then(|field| field.parse(http_url));
     let auth = section.get("auth").and_then(|field| field.section());
     let bearer = auth.and_then(|mut auth| {
-        let bearer = auth.get("bearer").and_then(|field| field.only_secret("PEER_TOKEN"));
+        let bearer = auth.get("bearer").and_then(|field| field.secret_for(url_field.as_ref(), "PEER_TOKEN"));
         auth.finish();
         bearer
     });

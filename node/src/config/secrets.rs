@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use towline_actors::Secret;
 
-use super::section::Field;
+use super::{
+    section::Field,
+    values::{http_url, is_local},
+};
 
 /// Variable that names the folder of secret files, as container platforms mount them.
 const SECRETS_DIR: &str = "TOWLINE_SECRETS_DIR";
@@ -67,9 +70,15 @@ impl Field<'_> {
         self.expanded().map(Secret::new)
     }
 
-    /// A text that must be a reference: what is written out in a file ends up in its history and its backups.
-    pub(crate) fn only_secret(&self, example: &str) -> Option<Secret> {
-        if self.is_text() && !self.text()?.contains(OPEN) {
+    /// What is sent to `destination`. It must be a reference – what is written out in a file ends up in its history and its
+    /// backups – unless it stays on this machine: local servers ask for keys that are no secrets.
+    pub(crate) fn secret_for(&self, destination: Option<&Field<'_>>, example: &str) -> Option<Secret> {
+        let stays_here = destination
+            .and_then(|field| field.peek_text())
+            .and_then(|text| http_url(text).ok())
+            .is_some_and(|url| is_local(&url));
+        let is_written_out = self.peek_text().is_some_and(|text| !text.contains(OPEN));
+        if is_written_out && !stays_here {
             self.mistake(format!("is written out: refer to it, as in \"{OPEN}{example}{CLOSE}\""));
             return None;
         }

@@ -74,7 +74,7 @@ impl<'a> Field<'a> {
         let number = match &self.tree.value {
             Value::Int(number) => Some(*number),
             Value::Text(text) if self.is_from_outside() => text.parse().ok(),
-            _ => None,
+            Value::Text(_) | Value::Null | Value::Bool(_) | Value::Float(_) | Value::List(_) | Value::Map(_) => None,
         };
         let within = number.and_then(|number| u32::try_from(number).ok()).filter(|n| (least..=most).contains(n));
         within.or_else(|| self.expected_number(least, most, number))
@@ -94,7 +94,9 @@ impl<'a> Field<'a> {
             Value::Bool(value) => Some(*value),
             Value::Text(text) if self.is_from_outside() && text == "true" => Some(true),
             Value::Text(text) if self.is_from_outside() && text == "false" => Some(false),
-            _ => self.expected("true or false"),
+            Value::Text(_) | Value::Null | Value::Int(_) | Value::Float(_) | Value::List(_) | Value::Map(_) => {
+                self.expected("true or false")
+            }
         }
     }
 
@@ -128,10 +130,6 @@ impl<'a> Field<'a> {
                 self.expected("a mapping")
             }
         }
-    }
-
-    pub(crate) fn is_text(&self) -> bool {
-        matches!(self.tree.value, Value::Text(_))
     }
 
     /// Whether it is meant as a number, be it a right one or not.

@@ -150,7 +150,14 @@ fn each_kind_of_mistake_is_said_in_words() {
             "node: { name: a }\nmodels: { m: { provider: openai, model: x, base_url: 'http://h.example', api_key: '{{secret:K}}' } }",
             "2:54 models[\"m\"].base_url: is not https",
         ),
-        ("node: { name: a }\nmodels: { m: { provider: scripted } }", "2:14 models[\"m\"]: rules is missing"),
+        (
+            "node: { name: a }\nmodels: { m: { provider: scripted, strict: true } }",
+            "2:44 models[\"m\"].strict: rules is missing",
+        ),
+        (
+            "node: { name: a }\nmodels: { m: { provider: scripted, rules: 'rules: [ { nope: 1 } ]' } }",
+            "2:43 models[\"m\"].rules: rules line",
+        ),
         (
             "node: { name: a }\nmcp: { servers: [ { name: fs } ] }",
             "2:19 mcp.servers[0]: command or endpoint is missing",
@@ -244,6 +251,13 @@ fn a_secret_may_lie_in_a_file() {
     let text = "node: { name: a }\nmodels: { m: { provider: openai, model: x, api_key: '{{secret:KEY}}' } }";
     let config = read_with(text, &[("TOWLINE_SECRETS_DIR", dir.path().to_str().unwrap())], &[]).unwrap();
     assert_eq!(config.mesh.models["m"].api_key.as_ref().unwrap().expose(), "from-file");
+}
+
+#[test]
+fn a_key_for_this_machine_only_may_be_written_out() {
+    let text = "node: { name: a }\nmodels: { m: { provider: openai, model: x, base_url: 'http://127.0.0.1:9/v1/', api_key: k } }";
+    let config = read_with(text, &[], &[]).unwrap();
+    assert_eq!(config.mesh.models["m"].api_key.as_ref().unwrap().expose(), "k");
 }
 
 #[test]

@@ -70,13 +70,17 @@ pub(crate) fn url_text(url: &Url) -> String {
     url.as_str().trim_end_matches('/').to_owned()
 }
 
-/// Whether what is sent to the URL can be read on the way.
-pub(crate) fn is_plain_remote(url: &Url) -> bool {
-    let local = url.host_str().is_some_and(|host| {
+/// Whether the URL is of this machine.
+pub(crate) fn is_local(url: &Url) -> bool {
+    url.host_str().is_some_and(|host| {
         let host = host.trim_matches(['[', ']']);
         host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
-    });
-    url.scheme() == "http" && !local
+    })
+}
+
+/// Whether what is sent to the URL can be read on the way.
+pub(crate) fn is_plain_remote(url: &Url) -> bool {
+    url.scheme() == "http" && !is_local(url)
 }
 
 /// A glob that can match something.
@@ -102,7 +106,8 @@ pub(crate) fn plain_name(text: &str) -> Result<String, String> {
 
 /// `path` as seen from the folder of the file.
 pub(crate) fn resolve(base: &Path, path: &str) -> PathBuf {
-    base.join(path)
+    let joined = base.join(path);
+    std::path::absolute(&joined).unwrap_or(joined)
 }
 
 impl Field<'_> {
