@@ -29,7 +29,8 @@ use super::{ConnectionMsg, Live, catalogue, client::Client, socket};
 use crate::config::{McpServerConfig, McpTransport, Secret};
 
 /// Time for a handshake: rmcp sets none, and a server that floods its stderr or never answers would hold it for ever.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A child that a package runner fetches first, or an interpreter on a busy machine, takes many seconds until it answers.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time for a child to leave after its input was closed.
 const EXIT_TIME: Duration = Duration::from_secs(2);
