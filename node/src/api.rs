@@ -26,7 +26,10 @@ use towline_actors::Mesh;
 use towline_cluster::{ClusterHandle, ProposeError, Unavailable};
 use towline_core::{Agent, NodeRole, Placement, State as ClusterState, TaskId};
 
-use crate::a2a::{listener::PeerAddress, principal};
+use crate::{
+    a2a::{listener::PeerAddress, principal},
+    recovered_spans,
+};
 
 /// Longest life of a join token: who needs one later makes one later.
 const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -147,7 +150,8 @@ async fn trace(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Re
     let id = task_id(&id)?;
     let found = api.cluster.read(|state| state.task(id).map(|task| task.trace)).await?;
     let context = found.ok_or_else(|| unknown_task(id))?;
-    let spans = api.cluster.spans(context.trace_id).await;
+    let mut spans = api.cluster.spans(context.trace_id).await;
+    spans.extend(api.cluster.local(|state| recovered_spans::fill(state, id, &spans)));
     let sampled = context.sampled;
     Ok(Json(json!({ "trace_id": context.trace_id_hex(), "sampled": sampled, "spans": spans })).into_response())
 }

@@ -17,6 +17,7 @@ pub mod error;
 pub mod mcp_files;
 pub mod output;
 pub mod peer_server;
+mod recovered_spans;
 pub mod startup;
 pub mod telemetry;
 pub mod waterfall;

@@ -1,0 +1,149 @@
+//! Spans that no node can show any more, drawn from the task records.
+//!
+//! A span lives in the memory of the node that ran it. When that node is gone, what it had finished is gone too, and the
+//! spans below it on other nodes have lost their parent. The log knows better: with each task it holds the span of the
+//! request that made it, with each turn and each step the span of its attempt. Those that are missing among the gathered
+//! spans are told from there, marked [`names::SPAN_RECOVERED`]. Work that still runs is left out: its span is yet to come.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+use towline_core::{Intent, NodeId, Outcome, State, Step, Task, TaskId, TaskState, Timestamp};
+use towline_trace::{Kind, SpanRecord, names};
+
+/// Most tasks of one trace that are looked at: as many as a listing of a large survey has, and a bound for a request.
+const MAX_TASKS: usize = 2_000;
+
+/// Adds the spans that are missing from the trace of a task and known from the records of its family.
+pub(crate) fn fill(state: &State, task: TaskId, gathered: &[SpanRecord]) -> Vec<SpanRecord> {
+    let known: BTreeSet<&str> = gathered.iter().map(|span| span.span_id.as_str()).collect();
+    let mut told: BTreeMap<String, SpanRecord> = BTreeMap::new();
+    for task in family(state, task) {
+        let teller = Teller { state, task };
+        for span in teller.spans() {
+            if !known.contains(span.span_id.as_str()) {
+                told.entry(span.span_id.clone()).or_insert(span);
+            }
+        }
+    }
+    told.into_values().collect()
+}
+
+/// The task at the top of the chain of delegations, and all below it.
+fn family(state: &State, task: TaskId) -> Vec<&Task> {
+    let Some(mut top) = state.task(task) else { return Vec::new() };
+    while let Some(parent) = top.parent.as_ref().and_then(|link| state.task(link.task)) {
+        top = parent;
+    }
+    let mut tasks = vec![top];
+    let mut next = 0;
+    while let Some(task) = tasks.get(next).copied().filter(|_| tasks.len() < MAX_TASKS) {
+        tasks.extend(state.children_of(task.id).filter(|child| child.trace.trace_id == top.trace.trace_id));
+        next += 1;
+    }
+    tasks
+}
+
+struct Teller<'a> {
+    state: &'a State,
+    task: &'a Task,
+}
+
+impl Teller<'_> {
+    fn spans(&self) -> Vec<SpanRecord> {
+        let mut spans: Vec<SpanRecord> = self.task.journal.iter().filter_map(|step| self.step(step)).collect();
+        if self.task.status.state.is_terminal() {
+            spans.extend(self.request());
+            spans.extend(self.turns());
+        }
+        spans
+    }
+
+    /// The request that made the task. Above it are spans that only the caller's node knew, so it hangs directly below the
+    /// step that delegated.
+    fn request(&self) -> Option<SpanRecord> {
+        let Task { parent: Some(link), trace, created, status, .. } = self.task else { return None };
+        let step = self.state.task(link.task)?.step(link.step)?;
+        let mut span =
+            self.span(names::span::SEND_STREAMING_MESSAGE, Kind::Server, trace.span_id, (*created, status.at));
+        span.parent_span_id = Some(step.span.span_id_hex());
+        span.attributes.insert(names::A2A_METHOD_NAME.into(), names::span::SEND_STREAMING_MESSAGE.into());
+        span.attributes.insert(names::GEN_AI_AGENT_NAME.into(), self.task.agent.as_str().into());
+        Some(span)
+    }
+
+    fn turns(&self) -> Vec<SpanRecord> {
+        let turn = &self.task.turn;
+        let name = format!("{} {}", names::span::INVOKE_AGENT, self.task.agent);
+        let tell = |span_id: u64, from: Timestamp| {
+            let mut span = self.span(&name, Kind::Internal, span_id, (from, self.task.status.at));
+            span.parent_span_id = Some(turn.parent.span_id_hex());
+            span.attributes.insert(names::TURN_NUMBER.into(), turn.number.into());
+            span
+        };
+        let mut spans: Vec<SpanRecord> = turn.span.iter().map(|span| tell(span.span_id, turn.started)).collect();
+        if let (Some(last), TaskState::Failed) = (spans.first_mut(), self.task.status.state) {
+            last.error = self.task.status.message.as_ref().map(towline_core::Message::text);
+        }
+        spans.extend(turn.lost.iter().map(|lost| SpanRecord {
+            error: Some("its node was lost".to_owned()),
+            ..tell(lost.span_id, self.task.created)
+        }));
+        spans
+    }
+
+    fn step(&self, step: &Step) -> Option<SpanRecord> {
+        let ended = step.ended.as_ref()?;
+        let (name, kind) = match &step.intent {
+            Intent::Model { model } => (format!("{} {model}", names::span::CHAT), Kind::Client),
+            Intent::Tool { tool, .. } => (format!("{} {tool}", names::span::TOOLS_CALL), Kind::Client),
+            Intent::Delegate { target, .. } => (format!("{} {target}", names::span::INVOKE_AGENT), Kind::Client),
+            Intent::Ask { .. } => (names::span::ASK_HUMAN.to_owned(), Kind::Internal),
+            // It was never done, and has no span of its own.
+            Intent::Refused { .. } => return None,
+        };
+        let mut span = self.span(&name, kind, step.span.span_id, (step.started, ended.at));
+        span.parent_span_id = Some(format!("{:016x}", step.parent_span));
+        span.attributes.insert(names::STEP_NUMBER.into(), step.no.0.into());
+        span.attributes.insert(names::STEP_ATTEMPT.into(), step.attempt.into());
+        if let Outcome::Failed { error_type, message } = &ended.outcome {
+            span.attributes.insert(names::ERROR_TYPE.into(), error_type.as_str().into());
+            span.error = Some(message.clone());
+        }
+        Some(span)
+    }
+
+    fn span(&self, name: &str, kind: Kind, span_id: u64, (from, to): (Timestamp, Timestamp)) -> SpanRecord {
+        const US_PER_MS: u64 = 1_000;
+        let attributes: BTreeMap<String, Value> = BTreeMap::from([
+            (names::SPAN_RECOVERED.to_owned(), json!(true)),
+            (names::A2A_TASK_ID.to_owned(), json!(self.task.id.to_string())),
+        ]);
+        SpanRecord {
+            trace_id: self.task.trace.trace_id_hex(),
+            span_id: format!("{span_id:016x}"),
+            parent_span_id: None,
+            name: name.to_owned(),
+            kind,
+            service: String::new(),
+            node: self
+                .owner_at(from)
+                .and_then(|id| self.state.node(id))
+                .map(|node| node.name.clone())
+                .unwrap_or_default(),
+            start_us: from.0.saturating_mul(US_PER_MS),
+            end_us: to.0.max(from.0).saturating_mul(US_PER_MS),
+            attributes,
+            links: Vec::new(),
+            events: Vec::new(),
+            error: None,
+        }
+    }
+
+    /// The node that ran the task at this time, as far as its record tells.
+    fn owner_at(&self, at: Timestamp) -> Option<NodeId> {
+        let adoptions = &self.task.adoptions;
+        let taken = adoptions.iter().rev().find(|adoption| adoption.at <= at).map(|adoption| adoption.to);
+        taken.or(adoptions.first().map(|adoption| adoption.from)).or(self.task.ran_on.last().copied())
+    }
+}
