@@ -27,6 +27,8 @@ HERE = Path(__file__).resolve().parent
 KEY = "interop-key"
 NOTE = "Ropes are in the second drawer."
 START_SECONDS = 60
+# Six Node.js processes on two cores.
+TOOLS_SECONDS = 120
 
 
 def mesh(modules: Path, everything_port: int, aimock: str, notes: Path) -> str:
@@ -128,6 +130,7 @@ def main() -> int:
         wait_listening(running[0], f"http://127.0.0.1:{everything_port}/")
         wait_listening(running[1], f"{aimock}/__aimock/journal")
         cluster.start()
+        wait_for("the MCP servers on every node", TOOLS_SECONDS, cluster.tools_are_ready)
         results.append(suite("OpenAI API, played by aimock", lambda: openai_wire.run(cluster, aimock, KEY)))
         results.append(suite("MCP servers", lambda: mcp_servers.run(cluster, NOTE)))
         results.append(suite("A2A client in Python", lambda: a2a_client.run(cluster.urls)))

@@ -125,6 +125,10 @@ class Cluster:
         members = httpx.get(f"{self.urls[0]}/api/v1/cluster", timeout=5).json()["members"]
         return len(members) == len(NAMES) and all(member["voting"] for member in members)
 
+    def tools_are_ready(self) -> bool:
+        servers = [server for url in self.urls for server in httpx.get(f"{url}/api/v1/mcp", timeout=10).json()["servers"]]
+        return all(server["state"] == "ready" for server in servers)
+
     def record(self, task_id: str) -> dict:
         """The whole record of a task, as the operator API shows it."""
         answer = httpx.get(f"{self.urls[-1]}/api/v1/tasks/{task_id}", timeout=10)
