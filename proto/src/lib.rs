@@ -4,7 +4,7 @@
 //! core types live in `towline-cluster`; nothing here knows them.
 
 /// Package `towline.v1`.
-#[expect(missing_docs, clippy::all, reason = "generated; the .proto files hold the documentation")]
+#[expect(missing_docs, reason = "generated; the .proto files hold the documentation")]
 pub mod v1 {
     tonic::include_proto!("towline.v1");
 }

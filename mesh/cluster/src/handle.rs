@@ -24,7 +24,8 @@ use crate::{
     membership::Token,
     peers::{self, Lane, Peers},
     sessions::{LeaderSessions, OwnSession},
-    status, wire,
+    status,
+    wire::{self, WireError},
 };
 
 /// How long a proposal or a read waits: an election or two fit in.
@@ -238,6 +239,24 @@ impl ClusterHandle {
         Ok(token.text())
     }
 
+    /// Has this node write a snapshot of what it has applied, and drop the log behind it.
+    ///
+    /// # Errors
+    /// When the Raft core has stopped, or no snapshot was written in time.
+    #[doc(hidden)]
+    pub async fn compact(&self) -> Result<(), Unavailable> {
+        let raft = self.0.leadership.raft();
+        let failed = |error: &dyn std::fmt::Display| Unavailable { reason: format!("write a snapshot: {error}") };
+        let applied = status::metrics(self).last_applied;
+        raft.trigger().snapshot().await.map_err(|error| failed(&error))?;
+        let written = raft.wait(Some(DEADLINE)).metrics(|metrics| metrics.snapshot >= applied, "snapshot").await;
+        written.map_err(|error| failed(&error))?;
+        let Some(applied) = applied else { return Ok(()) };
+        raft.trigger().purge_log(applied.index).await.map_err(|error| failed(&error))?;
+        let purged = raft.wait(Some(DEADLINE)).metrics(|metrics| metrics.purged >= Some(applied), "purged").await;
+        purged.map(|_| ()).map_err(|error| failed(&error))
+    }
+
     /// The HTTP client for other nodes' peer listeners: mutual TLS, pooled. It finds no other names than nodes'.
     pub fn peer_http(&self) -> reqwest::Client {
         self.0.http.clone()
@@ -302,10 +321,7 @@ impl ClusterHandle {
             reason: format!("{MAX_IN_FLIGHT} proposals of this node wait for their commit"),
             retry_after: RETRY_AFTER_FULL,
         })?;
-        let payload = wire::encode_proposal(&proposal).map_err(|error| ProposeError::Unavailable {
-            reason: format!("proposal cannot be encoded: {error}"),
-            retry_after: RETRY_AFTER,
-        })?;
+        let payload = encode(&proposal)?;
         drop(proposal);
         let deadline = Instant::now() + DEADLINE;
         let (index, outcome) = self.place(payload, trace, deadline).await?;
@@ -468,7 +484,7 @@ impl ClusterHandle {
     }
 
     /// Hands the leadership to a voter that has caught up, if this node leads and there is one.
-    async fn hand_over(&self) {
+    pub(crate) async fn hand_over(&self) {
         let raft = self.0.leadership.raft();
         let Some(successor) = status::successor(self) else { return };
         self.0.leader_sessions.hand_over();
@@ -550,6 +566,27 @@ impl Search {
             ProposeError::Unavailable { reason: self.reason, retry_after: RETRY_AFTER }
         }
     }
+}
+
+/// A proposal that is too large is the proposer's doing.
+fn encode(proposal: &Proposal) -> Result<Bytes, ProposeError> {
+    wire::encode_proposal(proposal).map_err(|error| match error {
+        WireError::TooLarge { limit, .. } => {
+            Rejection::TooLarge { what: "proposal in bytes".to_owned(), limit: limit as u64 }.into()
+        }
+        WireError::Envelope { .. }
+        | WireError::Missing { .. }
+        | WireError::Format { .. }
+        | WireError::Encode { .. }
+        | WireError::Decode { .. }
+        | WireError::Checksum { .. }
+        | WireError::Mark { .. }
+        | WireError::Membership { .. }
+        | WireError::Foreign { .. } => ProposeError::Unavailable {
+            reason: format!("proposal cannot be encoded: {error}"),
+            retry_after: RETRY_AFTER,
+        },
+    })
 }
 
 fn written(leader: NodeId, answer: v1::ProposeResponse) -> Attempt {

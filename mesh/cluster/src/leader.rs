@@ -87,12 +87,15 @@ impl Leadership {
 
     /// Puts a proposal of a client into the log, unless the disk has only room left for Raft itself.
     pub(crate) async fn write(&self, payload: Bytes, trace: Option<TraceContext>, wait: Duration) -> Written {
+        if let Err(forward) = self.raft.as_leader() {
+            return Written::NotLeader(self.hint(&forward));
+        }
         if let Err(full) = self.log.has_room() {
             return Written::Unavailable(full.to_string());
         }
         let logged = match LoggedProposal::from_encoded(self.stamp(), trace, payload) {
             Ok(logged) => logged,
-            Err(error) => return Written::Unavailable(format!("proposal is not understood: {error}")),
+            Err(error) => return Written::Unavailable(format!("proposal is not taken: {error}")),
         };
         self.append(logged, wait).await
     }

@@ -54,6 +54,7 @@ const MARGIN: Duration = Duration::from_millis(200);
 /// How long after its election a leader waits for nodes to show up, and the least it waits for one that seems dead.
 const GRACE: Duration = Duration::from_millis(1_100);
 const _: () = assert!(GRACE.as_millis() == SELF_STOP.as_millis() + MARGIN.as_millis());
+const _: () = assert!(TTL.as_millis() >= GRACE.as_millis());
 /// As long after its sending, a quorum acknowledgement keeps voters from electing another leader.
 const QUORUM_LEASE: Duration = Duration::from_millis(ELECTION_TIMEOUT_MAX_MS);
 /// The leader looks at its sessions this often.
@@ -68,6 +69,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(250);
 const OWN_PROPOSAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Terminal tasks are swept this often at most.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
+/// A leader whose disk is full hands over this often at most: the next one's may be full as well.
+const RELIEVE_EVERY: Duration = Duration::from_secs(30);
 /// A new leader asks for its first read index again after this.
 const READY_TIMEOUT: Duration = Duration::from_millis(500);
 /// The machine slept if the two clocks moved apart by more than their readings can.
@@ -308,7 +311,7 @@ fn has_quorum_lease(leadership: &Leadership, acked: Option<RaftInstant>, awake_s
 
 /// The duties of the leader, as long as this node is it: ends sessions, assigns what waits, sweeps what is old.
 pub(crate) async fn lead(cluster: ClusterHandle) {
-    let mut swept = Instant::now();
+    let mut done = Done { swept: Instant::now(), relieved: None };
     loop {
         let before = boot_clock();
         tokio::time::sleep(TICK).await;
@@ -320,7 +323,7 @@ pub(crate) async fn lead(cluster: ClusterHandle) {
         }
         if leader.is_some() {
             end_sessions(&cluster, stalled).await;
-            housekeeping(&cluster, &mut swept).await;
+            housekeeping(&cluster, &mut done).await;
         }
     }
 }
@@ -373,7 +376,13 @@ async fn is_refused(cluster: &ClusterHandle, node: NodeId) -> bool {
     !matches!(probe, Ok(Ok(_)))
 }
 
-async fn housekeeping(cluster: &ClusterHandle, swept: &mut Instant) {
+/// When this node last did what is not done at each tick.
+struct Done {
+    swept: Instant,
+    relieved: Option<Instant>,
+}
+
+async fn housekeeping(cluster: &ClusterHandle, done: &mut Done) {
     let leadership = cluster.leadership();
     let (founded, assignable) = leadership.view().read(|state| (state.cluster().is_some(), state.has_assignable()));
     if !founded && cluster.node_id() == FOUNDER {
@@ -382,8 +391,13 @@ async fn housekeeping(cluster: &ClusterHandle, swept: &mut Instant) {
     if assignable {
         own(leadership, Command::AssignPending).await;
     }
-    if swept.elapsed() >= SWEEP_EVERY {
-        *swept = Instant::now();
+    if leadership.log().has_room().is_err() && done.relieved.is_none_or(|at| at.elapsed() >= RELIEVE_EVERY) {
+        done.relieved = Some(Instant::now());
+        tracing::warn!(node = %cluster.node_id(), "disk is full: leadership is handed over");
+        cluster.hand_over().await;
+    }
+    if done.swept.elapsed() >= SWEEP_EVERY {
+        done.swept = Instant::now();
         if leadership.view().read(|state| state.has_sweepable(wall_clock())) {
             own(leadership, Command::Sweep).await;
         }
@@ -519,5 +533,67 @@ async fn beat(cluster: &ClusterHandle, hint: Option<NodeId>) -> KeepAlive {
         Some(v1::keep_alive_response::Result::Unsure(_)) => KeepAlive::Unsure,
         Some(v1::keep_alive_response::Result::NotLeader(other)) => KeepAlive::NotLeader(other.leader.map(NodeId)),
         None => KeepAlive::NotLeader(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn boot() -> BootId {
+        BootId::from_uuid(uuid::Uuid::from_u128(7))
+    }
+
+    fn registered() -> OwnSession {
+        let session = OwnSession::default();
+        session.set_registration(Registration { capacity: 1, agents: Vec::new() });
+        session
+    }
+
+    #[test]
+    fn a_silent_node_outlives_its_own_stop_and_is_lost_after_its_time() {
+        let heard = Heard::now(boot(), Duration::from_secs(10));
+        assert!(!heard.over(Duration::from_secs(10) + SELF_STOP + MARGIN));
+        assert!(heard.over(Duration::from_secs(10) + TTL));
+    }
+
+    #[test]
+    fn a_refused_connection_shortens_the_wait_but_not_below_the_nodes_own_stop() {
+        let heard = Heard { refused: true, ..Heard::now(boot(), Duration::from_secs(10)) };
+        assert!(!heard.over(Duration::from_secs(10) + SELF_STOP + MARGIN - MS));
+        assert!(heard.over(Duration::from_secs(10) + SELF_STOP + MARGIN));
+    }
+
+    #[test]
+    fn a_new_leader_waits_out_what_its_predecessor_may_have_answered() {
+        for refused in [false, true] {
+            let heard = Heard { refused, ..Heard::before_election(boot(), Duration::from_secs(10)) };
+            assert!(!heard.over(Duration::from_secs(10) + SELF_STOP + MARGIN - MS));
+            assert!(heard.over(Duration::from_secs(10) + SELF_STOP + MARGIN));
+        }
+    }
+
+    #[test]
+    fn a_node_acts_from_the_sending_of_an_answered_keep_alive_and_not_from_its_answer() {
+        let session = registered();
+        session.renew(boot_clock().saturating_sub(SELF_STOP));
+        assert!(!session.may_act());
+        session.renew(boot_clock());
+        assert!(session.may_act());
+        assert!(*session.acting().borrow());
+    }
+
+    #[test]
+    fn a_late_answer_does_not_shorten_a_session_and_an_ended_one_stays_ended() {
+        let session = registered();
+        session.renew(boot_clock());
+        session.renew(boot_clock().saturating_sub(SELF_STOP));
+        assert!(session.may_act());
+        session.end();
+        session.renew(boot_clock());
+        assert!(!session.may_act());
+        assert!(!*session.acting().borrow());
     }
 }
