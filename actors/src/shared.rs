@@ -12,7 +12,7 @@ use towline_core::{NodeId, OnAdoption};
 use crate::{
     config::{AgentConfig, MeshConfig},
     error::MeshError,
-    mcp_connection::McpHandle,
+    mcp_connection::{McpHandle, McpServerState},
     model::{self, ModelProvider},
     toolbox::{Delegate, Toolbox, agent_name},
 };
@@ -89,19 +89,31 @@ impl Shared {
         self.servers.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// What an agent may call, after its servers had a moment to connect.
-    pub(crate) async fn toolbox(&self, agent: &AgentConfig) -> Toolbox {
-        let servers: Vec<McpHandle> =
-            self.servers().into_iter().filter(|server| may_offer(agent, server.name())).collect();
-        // A server that is not ready shows what it listed last, and its calls say why they fail.
+    /// Gives the agent's servers that are still making their first connection a moment for it. One that is down is not
+    /// waited for: it shows what it listed last, and its calls say why they fail.
+    pub(crate) async fn await_servers(&self, agent: &AgentConfig) {
+        let first_time = |server: &McpHandle| {
+            let status = server.status();
+            status.state == McpServerState::Connecting && status.tools.is_empty()
+        };
+        let servers: Vec<McpHandle> = self.servers_of(agent).into_iter().filter(first_time).collect();
         futures::future::join_all(servers.iter().map(|server| server.ready(SERVERS_WITHIN))).await;
-        let tools = servers
+    }
+
+    /// What an agent may call at this moment.
+    pub(crate) fn toolbox(&self, agent: &AgentConfig) -> Toolbox {
+        let tools = self
+            .servers_of(agent)
             .iter()
             .flat_map(McpHandle::tools)
             .filter(|tool| agent.tools.iter().any(|glob| glob_match::glob_match(glob, &tool.qualified)))
             .map(|tool| (tool.qualified.clone(), tool))
             .collect();
         Toolbox { tools, delegates: self.delegates(agent), ask_human: agent.ask_human }
+    }
+
+    fn servers_of(&self, agent: &AgentConfig) -> Vec<McpHandle> {
+        self.servers().into_iter().filter(|server| may_offer(agent, server.name())).collect()
     }
 
     fn delegates(&self, agent: &AgentConfig) -> BTreeMap<String, Delegate> {

@@ -308,7 +308,8 @@ impl TaskRunState {
         }
         let (context, myself) = (Arc::clone(&self.context), self.myself.clone());
         self.preparing = Some(AbortOnDropHandle::new(tokio::spawn(async move {
-            let toolbox = context.shared.toolbox(&context.agent).await;
+            context.shared.await_servers(&context.agent).await;
+            let toolbox = context.shared.toolbox(&context.agent);
             let node = Arc::clone(&context.shared.permits);
             // The semaphores are never closed.
             let Some(permits) = Permits::acquire(context.permits.clone(), node).await else { return };
@@ -357,7 +358,7 @@ impl TaskRunState {
         }
         if self.turn.is_none() {
             let waited = u64::try_from(self.received.elapsed().as_millis()).unwrap_or(u64::MAX);
-            let span = spans::turn(&self.view, &self.model_name(), self.epoch.0, waited);
+            let span = spans::turn(&self.view, self.context.model(), self.epoch.0, waited);
             self.turn_context = span.context();
             self.turn = Some(span);
         }
@@ -580,7 +581,8 @@ impl TaskRunState {
     }
 
     fn open_span(&mut self, step: StepNo, intent: &Intent, attempt: u32) -> TraceContext {
-        let span = spans::step(&self.view, intent, step.0, attempt, &self.turn_context, self.is_simulated());
+        let provider = self.context.model().map(|model| model.provider.info());
+        let span = spans::step(&self.view, intent, (step, attempt), &self.turn_context, provider.as_ref());
         let context = span.context();
         self.step_spans.insert(step, span);
         context
@@ -1025,7 +1027,7 @@ async fn ask_model(
     attempt: u32,
     mut request: ModelRequest,
 ) {
-    let toolbox = context.shared.toolbox(&context.agent).await;
+    let toolbox = context.shared.toolbox(&context.agent);
     request.tools = prompt::schemas(&toolbox);
     let answer = match context.model() {
         Some(model) => {

@@ -49,6 +49,10 @@ pub(super) async fn follow(job: &Job, shared: &Shared, tell: &impl Fn(News)) -> 
     };
     let mut pause = BackOff::new(FIRST_WAIT, LONGEST_WAIT);
     loop {
+        if !shared.cluster.may_act() {
+            tokio::time::sleep(FIRST_WAIT).await;
+            continue;
+        }
         let before = (child.task.clone(), child.last_event);
         let trouble = match attach(job, shared, peer, &mut child, tell).await {
             Ok(news) => return news,

@@ -37,6 +37,10 @@ pub(super) async fn follow(job: &Job, shared: &Shared, tell: &impl Fn(News)) -> 
     let mut pause = BackOff::new(FIRST_WAIT, LONGEST_WAIT);
     let mut failed: BTreeSet<NodeId> = BTreeSet::new();
     loop {
+        if !shared.cluster.may_act() {
+            pause.wait(None).await;
+            continue;
+        }
         let Some(guard) = choose(job, shared, &failed, child.task.is_some()) else {
             failed.clear();
             pause.wait(None).await;

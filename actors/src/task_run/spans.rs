@@ -1,17 +1,24 @@
 //! The spans of a run: the turn, its steps, and those that a lost owner could not end.
 
-use towline_core::{Intent, Step, TraceContext};
-use towline_trace::{KeyValue, Kind, LostSpan, Span, names};
+use towline_core::{Intent, Step, StepNo, TraceContext};
+use towline_trace::{KeyValue, Kind, LostSpan, Span, Value, names};
 
 use super::view::View;
+use crate::{model::ProviderInfo, shared::Model};
+
+/// GenAI's name of a tool call.
+const EXECUTE_TOOL: &str = "execute_tool";
 
 /// Starts the span of this attempt of the turn. An adopted turn stays in the trace of its task, and is linked to the
 /// attempts that were lost.
-pub(super) fn turn(view: &View, model: &str, epoch: u64, waited_ms: u64) -> Span {
+pub(super) fn turn(view: &View, model: Option<&Model>, epoch: u64, waited_ms: u64) -> Span {
     let mut span = Span::child(turn_name(view), Kind::Internal, &view.turn.parent);
     span.set(names::GEN_AI_OPERATION_NAME, names::span::INVOKE_AGENT);
     span.set(names::GEN_AI_AGENT_NAME, view.agent.to_string());
-    span.set(names::GEN_AI_REQUEST_MODEL, model.to_owned());
+    if let Some(model) = model {
+        span.set(names::GEN_AI_REQUEST_MODEL, model.name.clone());
+        span.set(names::GEN_AI_PROVIDER_NAME, model.provider.info().name.to_string());
+    }
     span.set(names::GEN_AI_CONVERSATION_ID, view.context.to_string());
     span.set(names::A2A_TASK_ID, view.id.to_string());
     span.set(names::TURN_NUMBER, i64::from(view.turn.number));
@@ -29,12 +36,24 @@ fn turn_name(view: &View) -> String {
 }
 
 /// Starts the span of a step. Its context goes into the log with the intent.
-pub(super) fn step(view: &View, intent: &Intent, no: u32, attempt: u32, turn: &TraceContext, simulated: bool) -> Span {
-    let mut span = Span::child(step_name(intent), step_kind(intent, simulated), turn);
-    for (key, value) in step_attributes(view, intent, simulated) {
+pub(super) fn step(
+    view: &View,
+    intent: &Intent,
+    (no, attempt): (StepNo, u32),
+    turn: &TraceContext,
+    provider: Option<&ProviderInfo>,
+) -> Span {
+    let mut span = Span::child(step_name(intent), step_kind(intent, provider), turn);
+    for (key, value) in step_attributes(view, intent) {
         span.set(key, value);
     }
-    span.set(names::STEP_NUMBER, i64::from(no));
+    if let (Intent::Model { .. }, Some(provider)) = (intent, provider) {
+        span.set(names::GEN_AI_PROVIDER_NAME, provider.name.to_string());
+        if provider.simulated {
+            span.set(names::MODEL_SIMULATED, true);
+        }
+    }
+    span.set(names::STEP_NUMBER, i64::from(no.0));
     span.set(names::STEP_ATTEMPT, i64::from(attempt));
     span
 }
@@ -45,57 +64,49 @@ fn step_name(intent: &Intent) -> String {
         Intent::Tool { tool, .. } => format!("{} {tool}", names::span::TOOLS_CALL),
         Intent::Delegate { target, .. } => format!("{} {target}", names::span::INVOKE_AGENT),
         Intent::Ask { .. } => names::span::ASK_HUMAN.to_owned(),
-        Intent::Refused { .. } => "execute_tool".to_owned(),
+        Intent::Refused { .. } => EXECUTE_TOOL.to_owned(),
     }
 }
 
-fn step_kind(intent: &Intent, simulated: bool) -> Kind {
+/// A script that plays a model runs in this process; everything else is on the far side of a wire.
+fn step_kind(intent: &Intent, provider: Option<&ProviderInfo>) -> Kind {
     match intent {
-        Intent::Model { .. } if simulated => Kind::Internal,
+        Intent::Model { .. } if provider.is_some_and(|provider| provider.simulated) => Kind::Internal,
         Intent::Model { .. } | Intent::Tool { .. } | Intent::Delegate { .. } => Kind::Client,
         Intent::Ask { .. } | Intent::Refused { .. } => Kind::Internal,
     }
 }
 
-fn step_attributes(view: &View, intent: &Intent, simulated: bool) -> Vec<(&'static str, String)> {
-    let task = (names::A2A_TASK_ID, view.id.to_string());
+fn step_attributes(view: &View, intent: &Intent) -> Vec<(&'static str, Value)> {
+    let mut attributes: Vec<(&'static str, Value)> = vec![(names::A2A_TASK_ID, view.id.to_string().into())];
     match intent {
-        Intent::Model { model } => {
-            let mut attributes = vec![
-                task,
-                (names::GEN_AI_OPERATION_NAME, "chat".to_owned()),
-                (names::GEN_AI_REQUEST_MODEL, model.clone()),
-            ];
-            if simulated {
-                attributes.push((names::MODEL_SIMULATED, "true".to_owned()));
-            }
-            attributes
-        }
-        Intent::Tool { call_id, server, tool, .. } => vec![
-            task,
-            (names::GEN_AI_OPERATION_NAME, "execute_tool".to_owned()),
-            (names::MCP_METHOD_NAME, names::span::TOOLS_CALL.to_owned()),
-            (names::GEN_AI_TOOL_NAME, tool.clone()),
-            (names::GEN_AI_TOOL_CALL_ID, call_id.clone()),
-            (names::MCP_SERVER, server.clone()),
-        ],
-        Intent::Delegate { target, .. } => vec![
-            task,
-            (names::GEN_AI_OPERATION_NAME, names::span::INVOKE_AGENT.to_owned()),
-            (names::GEN_AI_AGENT_NAME, target.clone()),
-            (names::GEN_AI_CALLER_TYPE, "agent".to_owned()),
-            (names::GEN_AI_CALLER_NAME, view.agent.to_string()),
-            (names::DELEGATION_DEPTH, (view.hop + 1).to_string()),
-            (names::A2A_MESSAGE_REFERENCE_TASK_IDS, view.id.to_string()),
-        ],
-        Intent::Ask { .. } => vec![task],
-        Intent::Refused { name, call_id } => vec![
-            task,
-            (names::GEN_AI_OPERATION_NAME, "execute_tool".to_owned()),
-            (names::GEN_AI_TOOL_NAME, name.clone()),
-            (names::GEN_AI_TOOL_CALL_ID, call_id.clone()),
-        ],
+        Intent::Model { model } => attributes.extend([
+            (names::GEN_AI_OPERATION_NAME, names::span::CHAT.into()),
+            (names::GEN_AI_REQUEST_MODEL, model.clone().into()),
+        ]),
+        Intent::Tool { call_id, server, tool, .. } => attributes.extend([
+            (names::GEN_AI_OPERATION_NAME, EXECUTE_TOOL.into()),
+            (names::MCP_METHOD_NAME, names::span::TOOLS_CALL.into()),
+            (names::GEN_AI_TOOL_NAME, tool.clone().into()),
+            (names::GEN_AI_TOOL_CALL_ID, call_id.clone().into()),
+            (names::MCP_SERVER, server.clone().into()),
+        ]),
+        Intent::Delegate { target, .. } => attributes.extend([
+            (names::GEN_AI_OPERATION_NAME, names::span::INVOKE_AGENT.into()),
+            (names::GEN_AI_AGENT_NAME, target.clone().into()),
+            (names::GEN_AI_CALLER_TYPE, "agent".into()),
+            (names::GEN_AI_CALLER_NAME, view.agent.to_string().into()),
+            (names::DELEGATION_DEPTH, i64::from(view.hop + 1).into()),
+            (names::A2A_MESSAGE_REFERENCE_TASK_IDS, view.id.to_string().into()),
+        ]),
+        Intent::Refused { name, call_id } => attributes.extend([
+            (names::GEN_AI_OPERATION_NAME, EXECUTE_TOOL.into()),
+            (names::GEN_AI_TOOL_NAME, name.clone().into()),
+            (names::GEN_AI_TOOL_CALL_ID, call_id.clone().into()),
+        ]),
+        Intent::Ask { .. } => {}
     }
+    attributes
 }
 
 /// The spans that a lost owner could not end: of the turn, and of each step that it had open. To be reported once the
@@ -127,13 +138,13 @@ pub(super) fn lost(view: &View) -> Vec<LostSpan> {
 
 fn lost_step(view: &View, step: &Step, end_ms: u64, more: Vec<KeyValue>) -> LostSpan {
     let mut attributes: Vec<KeyValue> =
-        step_attributes(view, &step.intent, false).into_iter().map(|(key, value)| KeyValue::new(key, value)).collect();
+        step_attributes(view, &step.intent).into_iter().map(|(key, value)| KeyValue::new(key, value)).collect();
     attributes.push(KeyValue::new(names::STEP_NUMBER, i64::from(step.no.0)));
     attributes.push(KeyValue::new(names::STEP_ATTEMPT, i64::from(step.attempt)));
     attributes.extend(more);
     LostSpan {
         name: step_name(&step.intent),
-        kind: step_kind(&step.intent, false),
+        kind: step_kind(&step.intent, None),
         context: step.span,
         parent_span_id: step.parent_span,
         start_ms: step.started.0,
