@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::{
-    AgentName, Artifact, Asked, ContextId, Doubt, Epoch, Event, EventKind, Intent, Lease, Message, Metadata, NodeId, Outcome,
-    Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp, TraceContext,
+    AgentName, Artifact, Asked, ContextId, Doubt, Epoch, Event, EventKind, Intent, Lease, Message, Metadata, NodeId,
+    Outcome, Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp, TraceContext,
     limits::{
         MAX_ARTIFACTS, MAX_CONTENT_BYTES, MAX_EVENTS_PER_TASK, MAX_PARTS, MAX_RETAINED_EVENTS, MAX_STEPS,
         MAX_TASK_BYTES,
