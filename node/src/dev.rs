@@ -47,7 +47,9 @@ pub async fn run(args: DevArgs, mut console: Console) -> Result<(), DemoError> {
     let program = std::env::current_exe().map_err(|source| file("find", Path::new("this program"), source))?;
     let nodes = match existing(&home)? {
         Some(nodes) => {
-            console.say(format!("going on in {} (its configuration files are yours to edit)", home.display()));
+            let kept = "the folder and the model are those of its configuration files, which are yours to edit";
+            console
+                .say(format!("going on in {}: {kept}; --dir and --model count for a new --home only", home.display()));
             nodes
         }
         None => {

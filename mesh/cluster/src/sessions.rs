@@ -253,7 +253,9 @@ impl LeaderSessions {
                 heard.expires_if_refused = heard.expires_if_refused.max(now + STALL);
             }
             if heard.over(now) {
-                heard.ending = true;
+                if !std::mem::replace(&mut heard.ending, true) {
+                    tracing::warn!(%node, "session ended without a word");
+                }
                 tick.lost.push((node, boot));
             } else if !heard.refused && !heard.probing && now > heard.at + SILENT {
                 heard.probing = true;
@@ -357,7 +359,6 @@ async fn end_sessions(cluster: &ClusterHandle, stalled: bool) {
 }
 
 async fn end_session(cluster: &ClusterHandle, node: NodeId, boot: BootId) {
-    tracing::warn!(%node, "session ended without a word");
     let written = cluster.leadership().write_own(Command::NodeLost { node, boot }, OWN_PROPOSAL_TIMEOUT).await;
     if matches!(written, Written::Applied { .. }) {
         cluster.leader_sessions().ended(node, boot);

@@ -29,8 +29,8 @@ pub(crate) fn run(args: &InitArgs, output: &mut Output) -> Result<(), CliError> 
         return Err(CliError::Usage(text));
     }
     let node = &config.node;
-    let identity = membership::found(&node.data, &args.name, &node.name, addresses(&config)?)
-        .map_err(startup::cluster_error)?;
+    let identity =
+        membership::found(&node.data, &args.name, &node.name, addresses(&config)?).map_err(startup::cluster_error)?;
     if output.is_json() {
         return Ok(output.json(&identity)?);
     }

@@ -52,9 +52,9 @@ fn read_model(field: &Field<'_>) -> Option<ModelConfig> {
             ModelConfig {
                 provider: provider(kind),
                 model: model.unwrap_or_default(),
-                api_key: api_key.as_ref().and_then(|field| {
-                    field.secret_for(base_url.as_ref(), &format!("{}_API_KEY", kind.to_uppercase()))
-                }),
+                api_key: api_key
+                    .as_ref()
+                    .and_then(|field| field.secret_for(base_url.as_ref(), &format!("{}_API_KEY", kind.to_uppercase()))),
                 base_url: base_url.and_then(|field| read_base_url(&field, api_key.is_some())),
                 timeouts,
             }
@@ -76,7 +76,10 @@ fn read_scripted(rules: Option<&Field<'_>>, strict: Option<&Field<'_>>) -> Provi
     };
     if let (Some(field), Err(mistakes)) = (rules, ScriptedProvider::from_yaml(&text, is_strict)) {
         let place = field.peek_text().and_then(|text| text.strip_prefix("file://")).unwrap_or("rules");
-        mistakes.0.iter().for_each(|mistake| field.mistake(format!("{place} line {}: {}", mistake.line, mistake.message)));
+        mistakes
+            .0
+            .iter()
+            .for_each(|mistake| field.mistake(format!("{place} line {}: {}", mistake.line, mistake.message)));
     }
     Provider::Scripted { rules: text, strict: is_strict }
 }

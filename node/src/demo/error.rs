@@ -17,9 +17,8 @@ pub enum DemoError {
     },
     /// The folder has too few files for the demo's point.
     #[error(
-        "{} has {found} text files and a kill in the middle of the work needs at least {needed}: \
-         name another folder with --dir, or leave the nodes alive with --no-kill",
-        dir.display()
+        "{} has {found} text files and this needs at least {needed}: name another folder with --dir{}",
+        dir.display(), if *needed > 1 { ", or leave the nodes alive with --no-kill" } else { "" }
     )]
     TooFewFiles {
         /// The folder.

@@ -239,6 +239,7 @@ impl Survey {
         let counts = Delegations::of(&record);
         self.tell(&record, progress, cluster, console).await;
         let Some(choice) = plan.kill.filter(|_| self.kill.is_none()) else { return Ok(()) };
+        self.check_completed(&record)?;
         if progress::has_ended(&record) {
             return Err(DemoError::EndedBeforeKill { ended: counts.ended, open: counts.open });
         }
@@ -287,8 +288,20 @@ impl Survey {
         if plan.kill.is_none() || self.kill.is_some() {
             return Ok(());
         }
-        let Delegations { ended, open } = Delegations::of(&self.record(cluster).await?);
+        let record = self.record(cluster).await?;
+        self.check_completed(&record)?;
+        let Delegations { ended, open } = Delegations::of(&record);
         Err(DemoError::EndedBeforeKill { ended, open })
+    }
+
+    /// A task that ended otherwise says itself what went wrong.
+    fn check_completed(&self, record: &Task) -> Result<(), DemoError> {
+        let state = record.status.state;
+        if !progress::has_ended(record) || state == TaskState::Completed {
+            return Ok(());
+        }
+        let reason = record.status.message.as_ref().map(Message::text).unwrap_or_default();
+        Err(DemoError::NotCompleted { task: self.task.clone(), state, reason })
     }
 
     fn last_index(&self) -> u64 {
@@ -303,11 +316,8 @@ impl Survey {
         nodes: Vec<NodeNote>,
     ) -> Result<Report, DemoError> {
         let record = self.record(cluster).await?;
+        self.check_completed(&record)?;
         let state = record.status.state;
-        if state != TaskState::Completed {
-            let reason = record.status.message.as_ref().map(Message::text).unwrap_or_default();
-            return Err(DemoError::NotCompleted { task: self.task, state, reason });
-        }
         let alive = || cluster.alive();
         let witness = alive().find(|node| node.id != self.attached).or(alive().next());
         let witness =

@@ -53,6 +53,8 @@ pub(super) struct Folder {
 pub(super) enum Refusal {
     #[error("{0:?} is outside of the folder that is shown")]
     Outside(String),
+    #[error("{0:?} is in a hidden folder; folders with a leading dot are not shown")]
+    Hidden(String),
     #[error("there is no {0:?}")]
     NotFound(String),
     #[error("{0:?} is not a file")]
@@ -147,6 +149,7 @@ impl Folder {
             return Err(Refusal::NotAFolder(named.to_owned()));
         }
         let mut found = read_dir(&dir).map_err(|source| Refusal::Unreadable { path: named.to_owned(), source })?;
+        found.retain(|entry| !is_hidden_folder(entry));
         found.sort_by_key(fs::DirEntry::file_name);
         let truncated = found.len() > MAX_ENTRIES;
         let mut budget = MAX_SNIFFED_BYTES;
@@ -206,7 +209,12 @@ impl Folder {
                 Refusal::Unreadable { path: named.to_owned(), source }
             }
         })?;
-        if real.starts_with(&self.root) { Ok(real) } else { Err(Refusal::Outside(named.to_owned())) }
+        let Ok(inside) = real.strip_prefix(&self.root) else { return Err(Refusal::Outside(named.to_owned())) };
+        let folders = if real.is_dir() { Some(inside) } else { inside.parent() };
+        if folders.is_some_and(|folders| folders.iter().any(is_hidden)) {
+            return Err(Refusal::Hidden(named.to_owned()));
+        }
+        Ok(real)
     }
 
     /// Whether a path leaves the folder by its spelling alone. Without this, the answer for a path outside would tell
@@ -248,6 +256,16 @@ impl Folder {
         let text = kind == Kind::File && can_be_named && bytes <= MAX_FILE_BYTES && is_text(&path, bytes, budget);
         Entry { name: entry.file_name().to_string_lossy().into_owned(), path: self.shown(&path), kind, bytes, text }
     }
+}
+
+/// Folders with a leading dot hold what programs keep for themselves (`.git`, `.ssh`, the keys in `.towline`): no model is
+/// shown what is in them.
+fn is_hidden(name: &std::ffi::OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(b".")
+}
+
+fn is_hidden_folder(entry: &fs::DirEntry) -> bool {
+    is_hidden(&entry.file_name()) && entry.file_type().is_ok_and(|kind| kind.is_dir())
 }
 
 fn kind(kind: fs::FileType) -> Kind {
@@ -314,6 +332,7 @@ struct Search<'a> {
 impl Search<'_> {
     fn folder(&mut self, dir: &Path, depth: usize) {
         let Ok(mut entries) = read_dir(dir) else { return };
+        entries.retain(|entry| !is_hidden_folder(entry));
         entries.sort_by_key(fs::DirEntry::file_name);
         for entry in entries {
             if self.is_over() {

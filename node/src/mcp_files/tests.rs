@@ -25,6 +25,8 @@ fn playground() -> (TempDir, FileServer) {
     fs::write(around.path().join("secret.txt"), "secret").unwrap();
     let dir = around.path().join("shown");
     fs::create_dir_all(dir.join("sub")).unwrap();
+    fs::create_dir_all(dir.join(".keys/deep")).unwrap();
+    fs::write(dir.join(".keys/deep/node.key"), "alles geheim").unwrap();
     fs::write(dir.join("b.txt"), "one two\nthree").unwrap();
     fs::write(dir.join("a.md"), "# \u{dc}ber | alles\n\nText.\n").unwrap();
     fs::write(dir.join("sub/code.rs"), "//! Does it.\nfn main() {}\n").unwrap();
@@ -60,6 +62,18 @@ async fn paths_outside_are_refused_however_they_are_spelled() {
     {
         assert!(refusal(path).await.contains("outside"), "{path}");
     }
+}
+
+#[tokio::test]
+async fn hidden_folders_are_neither_listed_nor_read_nor_searched() {
+    for path in [".keys/deep/node.key", "sub/../.keys/deep/node.key"] {
+        assert!(refusal(path).await.contains("hidden folder"), "{path}");
+    }
+    let (_around, server) = playground();
+    let listing = call(&server, "list_directory", json!({ "path": ".keys" })).await;
+    assert!(text_of(&listing).contains("hidden folder"));
+    let found = call(&server, "search_files", json!({ "pattern": "geheim" })).await.structured_content.unwrap();
+    assert_eq!(found["matches"], json!([]));
 }
 
 #[tokio::test]

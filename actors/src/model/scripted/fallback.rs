@@ -20,7 +20,7 @@ const MAX_QUOTED_CHARS: usize = 4_000;
 const MIN_WORD_CHARS: usize = 3;
 
 /// A pace at which a person can see the answer grow.
-const PACE: Pace = Pace { delay: Duration::from_millis(10), delta_chars: 64 };
+const PACE: Pace = Pace { delay: Duration::from_millis(10), stagger: Duration::ZERO, delta_chars: 64 };
 
 /// The answer to a request that no rule matches.
 pub(super) fn answer(request: &ModelRequest, view: &View<'_>) -> Answer {

@@ -18,6 +18,7 @@
 //!     fail: { kind: rate_limited, times: 1 }
 //!     say: "Looking at {{ captures[1] }} files."
 //!     delay_ms: 20                   # before each delta
+//!     stagger_ms: 500                # up to this much more before the first delta, by the task: no two take as long
 //!     delta_chars: 48
 //!     calls:
 //!       - tool: delegate
@@ -89,7 +90,7 @@ impl ScriptedProvider {
             }
             Some(FailKind::MalformedArguments) => Ok(self.respond(rule, &view, captures)?.with_malformed_arguments()),
             Some(FailKind::UnknownTool) => Ok(self.respond(rule, &view, captures)?.with_unknown_tool(&view)),
-            None => self.respond(rule, &view, captures),
+            None => self.respond(rule, &view, captures).map(|answer| answer.staggered(rule.stagger_ms, &request.seed)),
         }
     }
 

@@ -3,7 +3,10 @@
 use futures::{StreamExt, stream};
 use minijinja::{Value as Jinja, context, value::Serde};
 use serde_json::{Map, Value};
-use std::time::Duration;
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    time::Duration,
+};
 use towline_core::{ToolCall, Usage};
 
 use super::{
@@ -33,6 +36,8 @@ pub(super) struct Answer {
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
     pub delay: Duration,
+    /// What the first delta waits beyond that.
+    pub stagger: Duration,
     pub delta_chars: usize,
 }
 
@@ -49,7 +54,7 @@ pub(super) enum Ending {
 
 impl Pace {
     pub(super) fn of(rule: &Rule) -> Self {
-        Self { delay: Duration::from_millis(rule.delay_ms), delta_chars: rule.delta_chars }
+        Self { delay: Duration::from_millis(rule.delay_ms), stagger: Duration::ZERO, delta_chars: rule.delta_chars }
     }
 }
 
@@ -150,6 +155,14 @@ impl Answer {
         self
     }
 
+    /// The same answer, up to `most_ms` later: how much is drawn from the seed, so a task always takes as long.
+    pub(super) fn staggered(mut self, most_ms: u64, seed: &str) -> Self {
+        let mut hasher = DefaultHasher::new();
+        seed.hash(&mut hasher);
+        self.pace.stagger = Duration::from_millis(hasher.finish() % most_ms.saturating_add(1));
+        self
+    }
+
     /// The deltas, each after the delay.
     pub(super) fn stream(self, prompt_chars: usize) -> ModelStream {
         let said = self.text.len() + self.calls.iter().map(|call| call.arguments.to_string().len()).sum::<usize>();
@@ -161,10 +174,11 @@ impl Answer {
         } else {
             deltas.extend(self.calls.into_iter().map(Delta::Call));
         }
-        let delay = self.pace.delay;
-        let paced = stream::iter(deltas).then(move |delta| async move {
-            if !delay.is_zero() {
-                tokio::time::sleep(delay).await;
+        let Pace { delay, stagger, .. } = self.pace;
+        let paced = stream::iter(deltas).enumerate().then(move |(at, delta)| async move {
+            let wait = if at == 0 { delay + stagger } else { delay };
+            if !wait.is_zero() {
+                tokio::time::sleep(wait).await;
             }
             Ok(delta)
         });

@@ -63,6 +63,7 @@ pub(super) struct Rule {
     pub calls: Vec<CallRule>,
     pub fail: Option<Fail>,
     pub delay_ms: u64,
+    pub stagger_ms: u64,
     pub delta_chars: usize,
 }
 
@@ -125,6 +126,8 @@ struct RawRule {
     fail: Option<Fail>,
     #[serde(default)]
     delay_ms: u64,
+    #[serde(default)]
+    stagger_ms: u64,
     #[serde(default)]
     delta_chars: Option<usize>,
 }
@@ -247,6 +250,7 @@ impl Check<'_> {
             calls,
             fail: raw.fail,
             delay_ms: raw.delay_ms,
+            stagger_ms: raw.stagger_ms,
             delta_chars: raw.delta_chars.unwrap_or(DELTA_CHARS),
             title: self.title.clone(),
         })
