@@ -216,10 +216,10 @@ mod tests {
         assert_eq!(
             text,
             "SPAN                   NODE   START  DURATION\n\
-             towline send           cli   +0 µs    2.34 s\n\
-             ├ invoke_agent reader  b    +20 ms     60 ms\n\
-             │ └ chat scripted-1    b    +30 ms     10 ms\n\
-             └ late                 a    +90 ms    1.5 ms\n"
+             towline send           cli    +0 µs    2.34 s\n\
+             ├ invoke_agent reader  b     +20 ms     60 ms\n\
+             │ └ chat scripted-1    b     +30 ms     10 ms\n\
+             └ late                 a     +90 ms    1.5 ms\n"
         );
     }
 

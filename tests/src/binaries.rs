@@ -5,25 +5,32 @@ use std::{env, path::PathBuf, process::Command, sync::LazyLock};
 /// Names a binary that was built before, to be tested as it is.
 const BINARY: &str = "TEST_TOWLINE_BINARY";
 
-/// The `towline` binary of the profile that the tests were built with. Cargo builds no binary of another package for a
-/// test, so the first caller has it built.
+/// The `towline` binary beside the tests: `cargo test --workspace` builds it with the same features. When only these tests
+/// are built there may be none yet; then the first caller has it built.
 pub fn towline() -> PathBuf {
     static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
         if let Some(binary) = env::var_os(BINARY) {
             return binary.into();
         }
-        let folder = target_folder();
-        let profile = folder.file_name().and_then(|name| name.to_str()).unwrap_or("debug");
-        let profile = if profile == "debug" { "dev" } else { profile };
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "towline", "--bin", "towline", "--profile", profile])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status()
-            .expect("cargo runs");
-        assert!(built.success(), "cargo build of towline failed");
-        folder.join("towline")
+        let binary = target_folder().join("towline");
+        if !binary.exists() {
+            build();
+        }
+        binary
     });
     BUILT.clone()
+}
+
+fn build() {
+    let folder = target_folder();
+    let profile = folder.file_name().and_then(|name| name.to_str()).unwrap_or("debug");
+    let profile = if profile == "debug" { "dev" } else { profile };
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "towline", "--bin", "towline", "--profile", profile])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .expect("cargo runs");
+    assert!(built.success(), "cargo build of towline failed");
 }
 
 /// The MCP server that does what its caller asks for: answers, is slow, fails, crashes.

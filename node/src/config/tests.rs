@@ -104,7 +104,7 @@ models: { default: { provider: ollama, model: m } }
             "10:12 agents[1].model: model \"defualt\" is not declared in models; did you mean \"default\"?",
             "11:18 agents[1].instruction: file /nowhere/gone.md",
             "12:15 agents[1].replicas: expected a number of nodes, or all",
-            "13:53 mcp.servers[0].timeout: \"soon\" is no duration",
+            "13:54 mcp.servers[0].timeout: \"soon\" is no duration",
         ],
     );
 }
@@ -113,7 +113,7 @@ models: { default: { provider: ollama, model: m } }
 fn each_kind_of_mistake_is_said_in_words() {
     let table: &[(&str, &str)] = &[
         ("[]", "1:1 : expected a mapping, found a list"),
-        ("node: { name: a", "1:16 : not valid YAML"),
+        ("node: { name: a", "2:1 : not valid YAML"),
         ("node: { name: a }\nnode: { name: b }", "2:1 : not valid YAML: duplicated key"),
         ("node: { name: a }\n---\nnode: { name: b }", "3:1 : has more than one document"),
         ("cluster: { name: x }", "1:1 : node is missing"),
@@ -204,7 +204,7 @@ fn agents_may_refer_only_to_what_is_declared() {
     let agent =
         |rest: &str| format!("node: {{ name: a }}\n{MODELS}agents: [ {{ name: x, instruction: i, {rest} }} ]\n");
     for (rest, expected) in [
-        ("delegates: [y]", "3:51 agents[0].delegates[0]: \"y\" is neither an agent nor a peer; did you mean \"x\"?"),
+        ("delegates: [y]", "3:50 agents[0].delegates[0]: \"y\" is neither an agent nor a peer; did you mean \"x\"?"),
         ("tools: [read]", "3:47 agents[0].tools[0]: \"read\" names no server"),
         ("tools: [fs.read]", "3:47 agents[0].tools[0]: server \"fs\" is not declared in mcp.servers; there is none"),
         ("model: other", "3:46 agents[0].model: model \"other\" is not declared in models; known: default"),
