@@ -439,6 +439,7 @@ impl TaskRunState {
 
     /// A report was refused. What the lease's loss explains ends the run, a bound of the task ends the task; anything else
     /// is a bug, and a fresh run reads the journal again.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "whatever else is refused is the same bug")]
     fn refused(&mut self, number: u64, rejection: Rejection) -> Result<(), ActorProcessingErr> {
         let Some(words) = self.outbox.refused(number) else { return Ok(()) };
         match rejection {

@@ -63,7 +63,7 @@ pub struct StartOptions {
 /// When it cannot start, or its Raft core stops for good.
 pub fn run(config: NodeConfig, options: StartOptions) -> Result<(), CliError> {
     let runtime = tokio::runtime::Runtime::new().map_err(CliError::other)?;
-    let stop = runtime.block_on(stop_signal(options.exit_with_stdin))?;
+    let stop = runtime.block_on(async { stop_signal(options.exit_with_stdin) })?;
     let ports = runtime.block_on(Ports::bind(&config))?;
     let identity = runtime.block_on(identity(&config, &ports, options.join))?;
     let traces = telemetry::start_traces(&config.telemetry, &identity)?;
@@ -96,6 +96,7 @@ impl Ports {
     }
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "the other kinds of I/O error need no advice of their own")]
 async fn bind(address: SocketAddr, setting: &str) -> Result<TcpListener, CliError> {
     TcpListener::bind(address).await.map_err(|error| {
         let text = match error.kind() {
@@ -327,7 +328,7 @@ async fn within(what: &str, limit: Duration, step: impl Future<Output = ()>) {
 }
 
 /// Canceled by SIGTERM, SIGINT, or the end of standard input if that counts.
-async fn stop_signal(exit_with_stdin: bool) -> Result<CancellationToken, CliError> {
+fn stop_signal(exit_with_stdin: bool) -> Result<CancellationToken, CliError> {
     use tokio::signal::unix::{SignalKind, signal};
     let token = CancellationToken::new();
     for kind in [SignalKind::terminate(), SignalKind::interrupt()] {

@@ -1,5 +1,9 @@
 //! Nodes die and come back; callers notice nothing but time.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails, and says what it measured or drew"
+)]
 
 mod node_death;
 mod restart;

@@ -373,6 +373,7 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
+    #[expect(clippy::print_stderr, reason = "a failed test shows what its nodes said")]
     fn drop(&mut self) {
         if std::thread::panicking() {
             for node in &self.nodes {

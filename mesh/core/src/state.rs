@@ -732,7 +732,8 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
 }
 
 fn adoption_metadata(from: NodeId, to: NodeId, epoch: Epoch) -> Metadata {
-    let adopted = serde_json::json!({ "from": from, "to": to, "epoch": epoch, "reason": "node_lost" });
+    // In the order of the names: whether a JSON object keeps another order is a feature of a build.
+    let adopted = serde_json::json!({ "epoch": epoch, "from": from, "reason": "node_lost", "to": to });
     Metadata::from([("dev.towline/adopted".to_owned(), adopted)])
 }
 

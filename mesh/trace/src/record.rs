@@ -167,6 +167,7 @@ fn json_map(attributes: &[KeyValue]) -> BTreeMap<String, serde_json::Value> {
     attributes.iter().map(|attribute| (attribute.key.to_string(), json(&attribute.value))).collect()
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "the enum is OpenTelemetry's and may grow")]
 fn json(value: &Value) -> serde_json::Value {
     match value {
         Value::Bool(value) => (*value).into(),

@@ -220,6 +220,7 @@ fn truncated_attribute(attribute: KeyValue) -> KeyValue {
     KeyValue::new(attribute.key, truncated(attribute.value).0)
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "the enum is OpenTelemetry's and may grow")]
 fn truncated(value: Value) -> (Value, bool) {
     match value {
         Value::String(text) if text.as_str().len() > MAX_VALUE_BYTES => (cut(text.as_str()).to_owned().into(), true),

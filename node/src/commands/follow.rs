@@ -30,7 +30,7 @@ pub(crate) struct Follow<'a> {
 impl Follow<'_> {
     /// Shows `first` until the task ends or asks, and what follows when it breaks; `again` opens it anew while the task is
     /// not known. A stream that cannot be opened at all, at none of the endpoints, is an error at once.
-    pub(crate) async fn to_the_end(
+    pub(crate) async fn until_the_end(
         mut self,
         first: Result<EventStream, ClientError>,
         mut again: impl AsyncFnMut(&A2aClient) -> Result<EventStream, ClientError>,

@@ -45,6 +45,7 @@ pub(crate) fn state_word(state: TaskState) -> &'static str {
 ///
 /// # Errors
 /// When it did not do its job; the error has the exit code.
+#[expect(clippy::wildcard_enum_match_arm, reason = "all others run in the async runtime, where each has its arm")]
 pub fn run(cli: Cli, output: &mut Output) -> Result<(), CliError> {
     match cli.command {
         Command::Node(args) => node::run(args, output),

@@ -1,10 +1,6 @@
 //! `towline send`: one message, and what comes of it.
 
-use std::{
-    io::Read,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{io::Read, path::Path, time::Duration};
 
 use towline_a2a::{SendOptions, SendReply};
 use towline_core::{Content, Message, MessageId, Part, Role, TaskId, limits::MAX_CONTENT_BYTES};
@@ -65,7 +61,7 @@ async fn send(
     // The same message again is safe: its id makes it one task.
     let again =
         async |endpoint: &towline_a2a::A2aClient| endpoint.stream(&message, options.clone(), trace.as_ref()).await;
-    follow.to_the_end(first, again, output).await
+    follow.until_the_end(first, again, output).await
 }
 
 fn show_reply(reply: SendReply, asynchronous: bool, output: &mut Output) -> Result<(), CliError> {
@@ -148,7 +144,7 @@ fn read(path: &Path) -> Result<Vec<u8>, CliError> {
 }
 
 /// A file as a part: as text where it is text, so that a model can read it.
-fn file_part(path: &PathBuf, bytes: Vec<u8>) -> Part {
+fn file_part(path: &Path, bytes: Vec<u8>) -> Part {
     let filename = if is_stdin(path) { Some("stdin".to_owned()) } else { name_of(path) };
     let (content, media_type) = match String::from_utf8(bytes) {
         Ok(text) if !text.contains('\0') => (Content::Text(text), "text/plain"),
@@ -168,9 +164,9 @@ mod tests {
 
     #[test]
     fn a_text_file_is_a_text_part_and_another_is_raw() {
-        let text = file_part(&"a/notes.md".into(), b"# Hi".to_vec());
+        let text = file_part(Path::new("a/notes.md"), b"# Hi".to_vec());
         assert_eq!((text.content, text.filename.as_deref()), (Content::Text("# Hi".into()), Some("notes.md")));
-        let binary = file_part(&"x.bin".into(), vec![0xff, 0]);
+        let binary = file_part(Path::new("x.bin"), vec![0xff, 0]);
         assert_eq!(binary.content, Content::Raw(vec![0xff, 0]));
     }
 }

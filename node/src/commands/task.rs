@@ -115,7 +115,7 @@ async fn subscribe(id: &str, from: Option<u64>, client: &Client, output: &mut Ou
         return if output.is_json() { Ok(output.json_line(&task.raw)?) } else { show_result(&task, output) };
     }
     let follow = Follow { endpoints: &endpoints, trace: None, task: Some(id.to_owned()), last: from };
-    follow.to_the_end(first, async |endpoint| endpoint.subscribe(id, from, None).await, output).await
+    follow.until_the_end(first, async |endpoint| endpoint.subscribe(id, from, None).await, output).await
 }
 
 #[derive(Deserialize)]

@@ -146,6 +146,7 @@ fn convert(node: &MarkedYaml<'_>, depth: usize) -> Result<Tree, Mistake> {
     Ok(Tree { value, at })
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "whatever else YAML has is no name")]
 fn convert_pair(key: &MarkedYaml<'_>, value: &MarkedYaml<'_>, depth: usize) -> Result<Entry, Mistake> {
     let name = match &key.data {
         YamlData::Value(Scalar::String(name)) => name.to_string(),

@@ -109,7 +109,7 @@ pub fn list_request(params: Value) -> Result<ListRequest, Field> {
     let filter = ListFilter {
         context,
         state: request.status.as_ref().map(listed_state).transpose()?,
-        status_after: request.status_timestamp_after.map(|at| first_millisecond_at_or_after(at)),
+        status_after: request.status_timestamp_after.map(first_millisecond_at_or_after),
         agent: None,
         after: request.page_token.as_deref().map(read_page_token).transpose()?,
     };
@@ -196,6 +196,6 @@ fn listed_state(state: &a2a::TaskState) -> Result<TaskState, Field> {
 
 /// Times of tasks are whole milliseconds, so one with a fraction selects from the next millisecond on.
 fn first_millisecond_at_or_after(at: chrono::DateTime<chrono::Utc>) -> Timestamp {
-    let fraction = i64::from(at.timestamp_subsec_nanos() % 1_000_000 != 0);
+    let fraction = i64::from(!at.timestamp_subsec_nanos().is_multiple_of(1_000_000));
     Timestamp(u64::try_from(at.timestamp_millis() + fraction).unwrap_or(0))
 }
