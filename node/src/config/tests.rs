@@ -205,11 +205,11 @@ fn agents_may_refer_only_to_what_is_declared() {
         |rest: &str| format!("node: {{ name: a }}\n{MODELS}agents: [ {{ name: x, instruction: i, {rest} }} ]\n");
     for (rest, expected) in [
         ("delegates: [y]", "3:50 agents[0].delegates[0]: \"y\" is neither an agent nor a peer; did you mean \"x\"?"),
-        ("tools: [read]", "3:47 agents[0].tools[0]: \"read\" names no server"),
-        ("tools: [fs.read]", "3:47 agents[0].tools[0]: server \"fs\" is not declared in mcp.servers; there is none"),
-        ("model: other", "3:46 agents[0].model: model \"other\" is not declared in models; known: default"),
-        ("max_steps: 0", "3:50 agents[0].max_steps: 0 is out of range"),
-        ("replicas: 0", "3:49 agents[0].replicas: 0 is out of range"),
+        ("tools: [read]", "3:46 agents[0].tools[0]: \"read\" names no server"),
+        ("tools: [fs.read]", "3:46 agents[0].tools[0]: server \"fs\" is not declared in mcp.servers; there is none"),
+        ("model: other", "3:45 agents[0].model: model \"other\" is not declared in models; known: default"),
+        ("max_steps: 0", "3:49 agents[0].max_steps: 0 is out of range"),
+        ("replicas: 0", "3:48 agents[0].replicas: 0 is out of range"),
     ] {
         assert_mistakes(&agent(rest), &[expected]);
     }
