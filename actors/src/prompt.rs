@@ -8,7 +8,7 @@
 //! … the text …
 //! </untrusted>
 //! ```
-//! Every `<untrusted` or `</untrusted` in the text gets a backslash behind its `<`; [`unfence`] takes it away again.
+//! Every `<untrusted` or `</untrusted` in the text gets a backslash behind its `<`; `unfence` takes it away again.
 
 use regex::Regex;
 use serde_json::json;

@@ -1,6 +1,6 @@
 //! Spans as Towline speaks them: explicit parents, one file of names, and a ring of recent spans in every process.
 //!
-//! Each hop of a request crosses a mailbox or a wire, so a span's parent is always given as a [`TraceContext`] and
+//! Each hop of a request crosses a mailbox or a wire, so a span's parent is always given as a `TraceContext` and
 //! nothing here depends on a thread-local context. The `tracing` macros are for logs only.
 //!
 //! ```text
