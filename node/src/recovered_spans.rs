@@ -26,7 +26,27 @@ pub(crate) fn fill(state: &State, task: TaskId, gathered: &[SpanRecord]) -> Vec<
             }
         }
     }
+    let request = state.task(task).map(|task| task.trace.span_id_hex());
+    for span in gathered.iter().filter(|span| span.name == names::span::PEER_PROPOSE) {
+        let Some(parent) = span.parent_span_id.as_ref().filter(|parent| !known.contains(parent.as_str())) else {
+            continue;
+        };
+        told.entry(parent.clone()).or_insert_with(|| forwarded(span, parent, request.clone()));
+    }
     told.into_values().collect()
+}
+
+/// The other end of a proposal that a lost node had forwarded. What it was part of is not in the log, so it hangs below the
+/// request.
+fn forwarded(served: &SpanRecord, span_id: &str, request: Option<String>) -> SpanRecord {
+    SpanRecord {
+        span_id: span_id.to_owned(),
+        parent_span_id: request,
+        kind: Kind::Client,
+        node: String::new(),
+        attributes: BTreeMap::from([(names::SPAN_RECOVERED.to_owned(), json!(true))]),
+        ..served.clone()
+    }
 }
 
 /// The task at the top of the chain of delegations, and all below it.
@@ -53,23 +73,23 @@ impl Teller<'_> {
     fn spans(&self) -> Vec<SpanRecord> {
         let mut spans: Vec<SpanRecord> = self.task.journal.iter().filter_map(|step| self.step(step)).collect();
         if self.task.status.state.is_terminal() {
-            spans.extend(self.request());
+            spans.push(self.request());
             spans.extend(self.turns());
         }
         spans
     }
 
     /// The request that made the task. Above it are spans that only the caller's node knew, so it hangs directly below the
-    /// step that delegated.
-    fn request(&self) -> Option<SpanRecord> {
-        let Task { parent: Some(link), trace, created, status, .. } = self.task else { return None };
-        let step = self.state.task(link.task)?.step(link.step)?;
+    /// step that delegated, or begins a tree of its own.
+    fn request(&self) -> SpanRecord {
+        let Task { parent, trace, created, status, .. } = self.task;
         let mut span =
             self.span(names::span::SEND_STREAMING_MESSAGE, Kind::Server, trace.span_id, (*created, status.at));
-        span.parent_span_id = Some(step.span.span_id_hex());
+        let delegated = parent.as_ref().and_then(|link| self.state.task(link.task)?.step(link.step));
+        span.parent_span_id = delegated.map(|step| step.span.span_id_hex());
         span.attributes.insert(names::A2A_METHOD_NAME.into(), names::span::SEND_STREAMING_MESSAGE.into());
         span.attributes.insert(names::GEN_AI_AGENT_NAME.into(), self.task.agent.as_str().into());
-        Some(span)
+        span
     }
 
     fn turns(&self) -> Vec<SpanRecord> {
