@@ -169,6 +169,9 @@ impl AgentState {
 
     fn stop_all(&mut self) {
         let all: Vec<TaskId> = self.runs.keys().copied().collect();
+        if !all.is_empty() {
+            tracing::warn!(agent = %self.context.agent.name, runs = all.len(), "the session of this node is not alive: its runs stop");
+        }
         all.into_iter().for_each(|task| self.stop(task));
     }
 

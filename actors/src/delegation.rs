@@ -275,9 +275,10 @@ fn trouble(target: &str, error: ClientError) -> Trouble {
         }
         ClientError::Protocol { retry_after: Some(after), .. } => Trouble::Passing { error, at_least: Some(after) },
         ClientError::Protocol { .. } if error.is_unavailable() => Trouble::Passing { error, at_least: None },
-        ClientError::Protocol { .. } | ClientError::Auth { .. } | ClientError::Malformed { .. } => {
-            last(error.error_type(), error.to_string())
-        }
+        ClientError::Protocol { .. }
+        | ClientError::Auth { .. }
+        | ClientError::Http { .. }
+        | ClientError::Malformed { .. } => last(error.error_type(), error.to_string()),
     }
 }
 

@@ -214,7 +214,6 @@ impl DispatcherState {
     }
 
     fn stop_runs(&mut self) {
-        tracing::warn!("the session of this node is not alive: its runs stop");
         self.agents.values().for_each(|agent| tell(agent, AgentMsg::StopAll));
     }
 

@@ -198,6 +198,9 @@ pub enum TaskCommand {
     Trace {
         /// Id of the task
         id: String,
+        /// Leaves out the spans of the Raft log, which are most of them
+        #[arg(long)]
+        no_raft: bool,
     },
 }
 

@@ -247,7 +247,9 @@ impl Doors {
         let public = a2a::router(Arc::clone(&settings), Door::Public).merge(api::router(Arc::clone(&api)));
         let peer = a2a::router(settings, Door::Peer).merge(cluster.peer_routes());
         let tls = PeerTls::new(cluster.peer_tls());
-        tracing::info!(http = ?ports.http.local_addr(), peer = ?ports.peer.local_addr(), "listening");
+        let address =
+            |port: &TcpListener| port.local_addr().map_or_else(|error| error.to_string(), |at| at.to_string());
+        tracing::info!(http = address(&ports.http), peer = address(&ports.peer), "listening");
         let serving = vec![
             tokio::spawn(listener::serve(ports.http, listener::Plain, public, close.clone())),
             tokio::spawn(listener::serve(ports.peer, tls, peer, close.clone())),

@@ -24,6 +24,13 @@ pub fn render(spans: &[SpanRecord]) -> String {
     table(&rows)
 }
 
+/// The spans without those of the Raft log, which are most of a trace.
+pub(crate) fn without_raft(spans: &[SpanRecord]) -> Vec<SpanRecord> {
+    let is_raft =
+        |span: &&SpanRecord| span.name.starts_with(names::span::RAFT_PROPOSE) || span.name == names::span::PEER_PROPOSE;
+    spans.iter().filter(|span| !is_raft(span)).cloned().collect()
+}
+
 struct Line<'a> {
     span: &'a SpanRecord,
     /// Branches to the left of the name.

@@ -138,7 +138,7 @@ pub enum ClientError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// No answer in time: its outcome is unknown.
-    #[error("no answer from {endpoint} within {} s", after.as_secs())]
+    #[error("no answer from {endpoint} within {after:?}")]
     Timeout {
         /// What was dialled.
         endpoint: String,
@@ -165,6 +165,16 @@ pub enum ClientError {
         /// When another try is worth it, if it said so.
         retry_after: Option<Duration>,
     },
+    /// The peer refuses in HTTP alone, as a server does that is no agent.
+    #[error("{endpoint} answers HTTP {status}{}{said}; is it an A2A agent?", if said.is_empty() { "" } else { ": " })]
+    Http {
+        /// What was dialled.
+        endpoint: String,
+        /// Neither 2xx, 401 nor 403.
+        status: u16,
+        /// The beginning of its words, if they are plain text.
+        said: String,
+    },
     /// The answer is not A2A.
     #[error("answer of {endpoint} cannot be read: {detail}")]
     Malformed {
@@ -185,6 +195,7 @@ impl ClientError {
             ClientError::Auth { .. } => "auth".to_owned(),
             ClientError::Protocol { reason: Some(reason), .. } => reason.to_lowercase(),
             ClientError::Protocol { code, .. } => code.to_string(),
+            ClientError::Http { status, .. } => status.to_string(),
             ClientError::Malformed { .. } => "malformed_answer".to_owned(),
         }
     }
@@ -194,7 +205,7 @@ impl ClientError {
         match self {
             ClientError::Unreachable { .. } | ClientError::Broken { .. } | ClientError::Timeout { .. } => true,
             ClientError::Protocol { retry_after, .. } => retry_after.is_some(),
-            ClientError::Auth { .. } | ClientError::Malformed { .. } => false,
+            ClientError::Auth { .. } | ClientError::Http { .. } | ClientError::Malformed { .. } => false,
         }
     }
 
@@ -463,8 +474,10 @@ async fn accepted(endpoint: &str, response: reqwest::Response) -> Result<reqwest
     {
         result_of(endpoint, envelope)?;
     }
-    let text: String = String::from_utf8_lossy(&body).chars().take(MAX_ERROR_TEXT).collect();
-    Err(ClientError::Malformed { endpoint: endpoint.to_owned(), detail: format!("HTTP {status}: {}", text.trim()) })
+    let said = String::from_utf8_lossy(&body);
+    let is_markup = said.trim_start().starts_with('<');
+    let said = if is_markup { String::new() } else { said.trim().chars().take(MAX_ERROR_TEXT).collect() };
+    Err(ClientError::Http { endpoint: endpoint.to_owned(), status: status.as_u16(), said })
 }
 
 async fn read_json(endpoint: &str, response: reqwest::Response) -> Result<Value, ClientError> {

@@ -1,15 +1,17 @@
 //! `towline card …`
 
+use towline_a2a::ClientError;
+
 use super::client::{Client, call_failed};
 use crate::{cli::CardCommand, error::CliError, output::Output};
 
 pub(crate) async fn run(command: CardCommand, client: &Client, output: &mut Output) -> Result<(), CliError> {
     let CardCommand::Get { agent } = command;
-    let base = match agent {
+    let base = match &agent {
         Some(agent) => format!("{}/agents/{agent}", client.server()),
         None => client.server().to_owned(),
     };
-    let card = client.mesh().card(&base).await.map_err(|error| call_failed(&error))?;
+    let card = client.mesh().card(&base).await.map_err(|error| no_card(&error, agent.as_deref()))?;
     if output.is_json() {
         return Ok(output.json(&card.raw)?);
     }
@@ -20,4 +22,13 @@ pub(crate) async fn run(command: CardCommand, client: &Client, output: &mut Outp
     output.line(format!("streaming    {}", if card.streaming { "yes" } else { "no" }))?;
     card.skills.iter().try_for_each(|(id, description)| output.line(format!("skill        {id}: {description}")))?;
     Ok(())
+}
+
+fn no_card(error: &ClientError, agent: Option<&str>) -> CliError {
+    match (error, agent) {
+        (ClientError::Http { status: 404, .. }, Some(agent)) => {
+            CliError::Other(format!("agent {agent:?} is not here: `towline agent list` names those that are"))
+        }
+        _ => call_failed(error),
+    }
 }

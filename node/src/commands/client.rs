@@ -116,7 +116,9 @@ pub(crate) fn call_failed(error: &ClientError) -> CliError {
         ClientError::Timeout { .. } => CliError::Timeout(text),
         ClientError::Auth { .. } => CliError::Auth(text),
         ClientError::Protocol { .. } if error.is_unavailable() => CliError::Unavailable(text),
-        ClientError::Protocol { .. } | ClientError::Malformed { .. } => CliError::Other(text),
+        ClientError::Protocol { .. } | ClientError::Http { .. } | ClientError::Malformed { .. } => {
+            CliError::Other(text)
+        }
     }
 }
 

@@ -101,7 +101,7 @@ fn message(args: &SendArgs) -> Result<Message, CliError> {
         return Err(CliError::Usage("standard input (-) can be read once only".to_owned()));
     }
     match args.text.as_deref() {
-        Some("-") => parts.push(Part::text(String::from_utf8_lossy(&read(Path::new("-"))?).into_owned())),
+        Some("-") => parts.push(Part::text(typed(&read(Path::new("-"))?))),
         Some(text) => parts.push(Part::text(text)),
         None => {}
     }
@@ -125,6 +125,12 @@ fn message(args: &SendArgs) -> Result<Message, CliError> {
         extensions: Vec::new(),
         reference_task_ids: Vec::new(),
     })
+}
+
+/// What a person or a pipe gave as the text: the end of its last line is not part of it.
+fn typed(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.strip_suffix('\n').map_or(&*text, |text| text.strip_suffix('\r').unwrap_or(text)).to_owned()
 }
 
 fn is_stdin(path: &Path) -> bool {
@@ -161,6 +167,11 @@ fn name_of(path: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_the_last_line_is_no_text() {
+        assert_eq!(["a\n", "a\r\n", "a", "a\n\n", ""].map(|text| typed(text.as_bytes())), ["a", "a", "a", "a\n", ""]);
+    }
 
     #[test]
     fn a_text_file_is_a_text_part_and_another_is_raw() {

@@ -32,7 +32,7 @@ pub(crate) async fn run(command: TaskCommand, client: &Client, output: &mut Outp
         }
         TaskCommand::List(args) => list(args, client, output).await,
         TaskCommand::Subscribe { id, from } => subscribe(&id, from, client, output).await,
-        TaskCommand::Trace { id } => trace(&id, client, output).await,
+        TaskCommand::Trace { id, no_raft } => trace(&id, no_raft, client, output).await,
     }
 }
 
@@ -124,12 +124,13 @@ struct Trace {
     spans: Vec<SpanRecord>,
 }
 
-async fn trace(id: &str, client: &Client, output: &mut Output) -> Result<(), CliError> {
+async fn trace(id: &str, no_raft: bool, client: &Client, output: &mut Output) -> Result<(), CliError> {
     let answer = client.get(&format!("/api/v1/tasks/{id}/trace")).await?;
     if output.is_json() {
         return Ok(output.json(&answer)?);
     }
     let trace: Trace = serde_json::from_value(answer).map_err(CliError::other)?;
     output.note(format!("trace {} ({} spans)", trace.trace_id, trace.spans.len()));
-    Ok(output.text(&waterfall::render(&trace.spans))?)
+    let spans = if no_raft { waterfall::without_raft(&trace.spans) } else { trace.spans };
+    Ok(output.text(&waterfall::render(&spans))?)
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use towline_core::{Adoption, NodeId, Task};
-use towline_trace::{SpanRecord, names};
+use towline_trace::SpanRecord;
 
 use super::{
     DemoError,
@@ -143,16 +143,6 @@ impl TraceNote {
         let nodes = spans.iter().map(|span| span.node.clone()).filter(|node| !node.is_empty()).collect();
         TraceNote { trace_id: record.trace.trace_id_hex(), nodes, spans }
     }
-
-    /// The spans without those of proposals, which are most of them, and how many those are.
-    fn without_raft(&self) -> (Vec<SpanRecord>, usize) {
-        let is_raft = |span: &&SpanRecord| {
-            span.name.starts_with(names::span::RAFT_PROPOSE) || span.name == names::span::PEER_PROPOSE
-        };
-        let told: Vec<SpanRecord> = self.spans.iter().filter(|span| !is_raft(span)).cloned().collect();
-        let left_out = self.spans.len() - told.len();
-        (told, left_out)
-    }
 }
 
 impl Report {
@@ -201,7 +191,8 @@ impl Report {
         lines.push(format!("took      {:.1} s", Duration::from_millis(self.elapsed_ms).as_secs_f64()));
         lines.push(String::new());
         let nodes: Vec<&str> = self.trace.nodes.iter().map(String::as_str).collect();
-        let (told, left_out) = self.trace.without_raft();
+        let told = crate::waterfall::without_raft(&self.trace.spans);
+        let left_out = self.trace.spans.len() - told.len();
         lines.push(format!(
             "trace     {}: {} spans on {}; left out here: {left_out} of the Raft log (all of them: -o json)",
             self.trace.trace_id,
@@ -210,6 +201,11 @@ impl Report {
         ));
         lines.push(String::new());
         lines.extend(crate::waterfall::render(&told).lines().map(str::to_owned));
+        lines.push(String::new());
+        lines.push(match &self.failure {
+            None => "verdict   the digest is complete, and the caller saw each event once".to_owned(),
+            Some(failure) => format!("verdict   {failure}"),
+        });
         lines
     }
 }

@@ -80,7 +80,7 @@ async fn what_went_wrong_is_kept_apart() {
         (json(401, "{}"), "auth", false),
         (json(403, "{}"), "auth", false),
         (json(200, "{"), "malformed_answer", false),
-        (json(502, "Bad Gateway"), "malformed_answer", false),
+        (json(502, "<html>Bad Gateway</html>"), "502", false),
         (json(413, r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"large"}}"#), "-32600", false),
     ];
     for (answer, error_type, is_transient) in table {
