@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: verify fmt clippy docs deny test fix demo dev ci
+.PHONY: verify fmt clippy docs deny test chaos fix demo dev ci
 
 verify: fmt clippy docs deny test
 
@@ -28,6 +28,13 @@ deny:
 
 test:
 	$(CARGO) test --workspace --locked
+
+# Half an hour of kills, stops and partitions under load: as root, with iproute2. `make chaos SECONDS=300 SEED=1` for less.
+SECONDS ?= 1800
+
+chaos:
+	$(CARGO) test --workspace --locked --no-run
+	target/debug/towline-chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 fix:
 	$(CARGO) fmt --all

@@ -38,8 +38,10 @@ pub fn scripted_mcp() -> PathBuf {
     target_folder().join("towline-scripted-mcp")
 }
 
-/// The folder of this profile: test programs lie in its folder `deps`.
+/// The folder of this profile: programs lie in it, and test programs in its folder `deps`.
 fn target_folder() -> PathBuf {
     let program = env::current_exe().expect("a running program has a path");
-    program.ancestors().nth(2).expect("a test program lies in target/PROFILE/deps").to_owned()
+    let folder = program.parent().expect("a program lies in a folder");
+    let profile = if folder.ends_with("deps") { folder.parent() } else { Some(folder) };
+    profile.expect("deps lies in the folder of a profile").to_owned()
 }

@@ -1,0 +1,102 @@
+//! One fault after the other, each ended before the next begins: a majority is always there, or soon again.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use fastrand::Rng;
+use rustix::process::Signal;
+use tokio::time::{Instant, sleep};
+
+use super::lab::Lab;
+
+/// Between two faults: long enough for an election now and then, short enough that some fall into one.
+const REST: std::ops::Range<u64> = 200..2_500;
+/// Shorter and longer than a lease and an election.
+const OUTAGE: std::ops::Range<u64> = 300..4_500;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    Kill,
+    KillAll,
+    Stop,
+    Isolate,
+    CutBothWays,
+    CutOneWay,
+}
+
+/// How many of each.
+#[derive(Debug, Default)]
+pub(crate) struct Faults(BTreeMap<Fault, usize>, usize);
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(kinds, on_leader) = self;
+        kinds.iter().try_for_each(|(fault, count)| write!(f, "{fault:?} {count}, "))?;
+        write!(f, "{on_leader} of them on the leader")
+    }
+}
+
+/// Torments the cluster for this long.
+pub(crate) async fn torment(lab: &Lab, seed: u64, time: Duration) -> Faults {
+    let mut rng = Rng::with_seed(seed);
+    let mut faults = Faults::default();
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        let leader = lab.leader().await;
+        let count = lab.nodes().len();
+        let victim = leader.filter(|_| rng.bool()).unwrap_or_else(|| rng.usize(0..count));
+        let fault = draw(&mut rng, lab.can_partition());
+        *faults.0.entry(fault).or_default() += 1;
+        faults.1 += usize::from(leader == Some(victim));
+        let other = (victim + rng.usize(1..count)) % count;
+        let outage = Duration::from_millis(rng.u64(OUTAGE));
+        inflict(lab, fault, victim, other, outage).await;
+        sleep(Duration::from_millis(rng.u64(REST))).await;
+    }
+    faults
+}
+
+fn draw(rng: &mut Rng, can_partition: bool) -> Fault {
+    let kinds = if can_partition { 20 } else { 10 };
+    match rng.u32(0..kinds) {
+        0..5 => Fault::Kill,
+        5 => Fault::KillAll,
+        6..10 => Fault::Stop,
+        10..14 => Fault::Isolate,
+        14..17 => Fault::CutBothWays,
+        _ => Fault::CutOneWay,
+    }
+}
+
+async fn inflict(lab: &Lab, fault: Fault, victim: usize, other: usize, outage: Duration) {
+    let node = &lab.nodes()[victim];
+    match fault {
+        Fault::Kill => {
+            node.kill();
+            sleep(outage).await;
+            node.start(None);
+        }
+        Fault::KillAll => {
+            lab.nodes().iter().for_each(|node| node.kill());
+            lab.nodes().iter().for_each(|node| node.start(None));
+            sleep(outage).await;
+        }
+        Fault::Stop => {
+            node.signal(Signal::STOP);
+            sleep(outage).await;
+            node.signal(Signal::CONT);
+        }
+        Fault::Isolate => {
+            lab.isolate(victim, true);
+            sleep(outage).await;
+            lab.isolate(victim, false);
+        }
+        Fault::CutBothWays | Fault::CutOneWay => {
+            let both = fault == Fault::CutBothWays;
+            lab.cut(victim, other, true);
+            both.then(|| lab.cut(other, victim, true));
+            sleep(outage).await;
+            lab.cut(victim, other, false);
+            both.then(|| lab.cut(other, victim, false));
+        }
+    }
+}
