@@ -29,12 +29,12 @@ deny:
 test:
 	$(CARGO) test --workspace --locked
 
-# Half an hour of kills, stops and partitions under load: as root, with iproute2. `make chaos SECONDS=300 SEED=1` for less.
-SECONDS ?= 1800
+# Half an hour of kills, stops and partitions under load: as root, with iproute2. `make chaos CHAOS_SECONDS=300 SEED=1` for less.
+CHAOS_SECONDS ?= 1800
 
 chaos:
 	$(CARGO) test --workspace --locked --no-run
-	target/debug/towline-chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	target/debug/towline-chaos --seconds $(CHAOS_SECONDS) $(if $(SEED),--seed $(SEED))
 
 fix:
 	$(CARGO) fmt --all
