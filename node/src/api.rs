@@ -16,7 +16,7 @@ use axum::{
     extract::{Path, Request, State, rejection::JsonRejection},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ use serde_json::json;
 use tokio::sync::Mutex;
 use towline_actors::Mesh;
 use towline_cluster::{ClusterHandle, ProposeError, Unavailable};
-use towline_core::{Agent, NodeRole, Placement, State as ClusterState, TaskId};
+use towline_core::{Agent, NodeId, NodeRole, Placement, State as ClusterState, TaskId};
 
 use crate::{
     a2a::{listener::PeerAddress, principal},
@@ -81,6 +81,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .route("/api/v1/tasks/{id}", get(task))
         .route("/api/v1/tasks/{id}/trace", get(trace))
         .route("/api/v1/join-tokens", post(join_token))
+        .route("/api/v1/cluster/nodes/{node}", delete(remove_node))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&api), operator_only))
         .route("/livez", get(async || "ok\n"))
         .route("/healthz", get(health))
@@ -185,6 +186,11 @@ async fn join_token(
     };
     let token = api.cluster.mint_token(role, ttl).await?;
     Ok(Json(json!({ "token": token, "ttl_ms": request.ttl_ms })).into_response())
+}
+
+async fn remove_node(State(api): State<Arc<Api>>, Path(node): Path<u64>) -> Result<Response, ApiError> {
+    api.cluster.remove_node(NodeId(node)).await?;
+    Ok(Json(json!({ "removed": node })).into_response())
 }
 
 fn task_id(text: &str) -> Result<TaskId, ApiError> {

@@ -258,6 +258,13 @@ pub enum ClusterCommand {
         #[arg(long, value_enum, default_value_t = RoleArg::Voter)]
         role: RoleArg,
     },
+    /// Takes a node out of the cluster for good: its tasks go to others, and its certificate is worth nothing any more
+    #[command(after_help = "Example:\n  towline cluster remove 12")]
+    Remove {
+        /// Id of the node, as `towline cluster status` shows it
+        #[arg(value_name = "NODE")]
+        node: u64,
+    },
 }
 
 /// `towline mcp …`

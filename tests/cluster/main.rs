@@ -6,4 +6,5 @@
 )]
 
 mod node_death;
+mod removal;
 mod restart;

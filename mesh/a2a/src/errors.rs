@@ -259,6 +259,8 @@ impl From<Rejection> for WireError {
             | Rejection::TokenExpired
             | Rejection::TokenUsed { .. }
             | Rejection::UnknownNode { .. }
+            | Rejection::NodeRemoved { .. }
+            | Rejection::QuorumNeeds { .. }
             | Rejection::AlreadyFounded { .. } => WireError::internal(message),
         }
     }

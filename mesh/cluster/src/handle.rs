@@ -239,6 +239,16 @@ impl ClusterHandle {
         Ok(token.text())
     }
 
+    /// Takes a node out of the cluster for good. It is a member until its session has ended: until then it may still act.
+    ///
+    /// # Errors
+    /// When there is no such node, or no majority of live voters without it.
+    pub async fn remove_node(&self, node: NodeId) -> Result<(), ProposeError> {
+        self.propose(Proposal { by: Principal::Operator, command: Command::RemoveNode { node } }, None)
+            .await
+            .map(|_| ())
+    }
+
     /// Has this node write a snapshot of what it has applied, and drop the log behind it.
     ///
     /// # Errors
@@ -650,6 +660,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::Enrol(_) => "Enrol",
         Command::NodeUp { .. } => "NodeUp",
         Command::NodeLost { .. } => "NodeLost",
+        Command::RemoveNode { .. } => "RemoveNode",
         Command::AssignPending => "AssignPending",
         Command::Sweep => "Sweep",
     }

@@ -32,7 +32,7 @@ use openraft::async_runtime::WatchReceiver;
 use tokio::task::JoinSet;
 use tonic::{body::Body, server::NamedService, service::interceptor::InterceptedService};
 use tower::ServiceExt;
-use towline_core::{NodeAddresses, NodeId};
+use towline_core::{NodeAddresses, NodeId, Rejection};
 use towline_proto::v1::{enrol_server::EnrolServer, peer_server::PeerServer, raft_server::RaftServer};
 
 pub use error::{ClusterError, ProposeError, Unavailable};
@@ -110,7 +110,7 @@ impl Cluster {
 
     /// The gRPC services of the peer listener. No fallback is set.
     pub fn peer_routes(&self) -> axum::Router {
-        let admission = Admission::to(self.handle.node_id());
+        let admission = Admission::to(self.handle.node_id(), self.handle.leadership().view().clone());
         let raft = RaftServer::new(RaftService::new(self.handle.leadership().raft().clone()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
@@ -134,9 +134,16 @@ impl Cluster {
         self.handle.leadership().raft()
     }
 
-    /// Returns when the Raft core has stopped for good, with its reason: the process must end and be started again, since
-    /// a node without its core only looks alive.
+    /// Returns when this node cannot go on, with the reason: the cluster has removed it, or its Raft core has stopped for
+    /// good. Then the process must end, since a node without its core only looks alive.
     pub async fn fatal(&self) -> String {
+        tokio::select! {
+            () = self.handle.own_session().removed() => Rejection::NodeRemoved { node: self.handle.node_id() }.to_string(),
+            reason = self.core_stopped() => format!("raft core stopped, the node must be started again: {reason}"),
+        }
+    }
+
+    async fn core_stopped(&self) -> String {
         let mut metrics = self.handle.leadership().raft().metrics();
         loop {
             if let Err(fatal) = &metrics.borrow_and_update().running_state {

@@ -23,7 +23,7 @@ use tonic::{
     service::{Interceptor, interceptor::InterceptedService},
     transport::{Channel, Endpoint, Uri},
 };
-use towline_core::{NodeAddresses, NodeId};
+use towline_core::{NodeAddresses, NodeId, Rejection};
 use towline_proto::v1::{peer_client::PeerClient, raft_client::RaftClient};
 
 use crate::{
@@ -232,10 +232,11 @@ impl Interceptor for Target {
     }
 }
 
-/// Lets through only what another node of the cluster meant for this one.
-#[derive(Debug, Clone)]
+/// Lets through only what another member of the cluster meant for this one.
+#[derive(Clone)]
 pub(crate) struct Admission {
     node: NodeId,
+    view: StateView,
 }
 
 /// The node that called, as its certificate says.
@@ -243,9 +244,14 @@ pub(crate) struct Admission {
 pub(crate) struct Caller(pub(crate) NodeId);
 
 impl Admission {
-    pub(crate) fn to(node: NodeId) -> Self {
-        Self { node }
+    pub(crate) fn to(node: NodeId, view: StateView) -> Self {
+        Self { node, view }
     }
+}
+
+/// The answer to a node that was removed; it ends itself on hearing it.
+pub(crate) fn removed(node: NodeId) -> Status {
+    Status::permission_denied(Rejection::NodeRemoved { node }.to_string())
 }
 
 impl Interceptor for Admission {
@@ -257,6 +263,9 @@ impl Interceptor for Admission {
         let meant = request.metadata().get(TARGET).and_then(|id| id.to_str().ok()).and_then(|id| id.parse().ok());
         if meant != Some(self.node.0) {
             return Err(Status::failed_precondition(format!("this is node {}, another was meant", self.node)));
+        }
+        if self.view.read(|state| state.is_removed(caller)) {
+            return Err(removed(caller));
         }
         request.extensions_mut().insert(Caller(caller));
         Ok(request)

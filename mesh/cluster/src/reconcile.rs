@@ -1,11 +1,11 @@
 //! Makes the Raft membership what the state says of its nodes: whoever enrolled becomes a learner, and a voter once it has
-//! caught up. The leader does it, one change at a time; a new leader finishes what the one before it began.
+//! caught up; whoever was removed leaves it. The leader does it, one change at a time; a new leader finishes what the one before it began.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use openraft::{ChangeMembers, Instant as _};
 use tokio::time::{sleep, timeout};
-use towline_core::{NodeAddresses, NodeRole};
+use towline_core::{NodeAddresses, NodeId, NodeRole};
 
 use crate::{handle::ClusterHandle, status};
 
@@ -25,6 +25,12 @@ enum Change {
     Finish,
     Learn(u64, NodeAddresses),
     Promote(BTreeSet<u64>),
+    /// Voters that were removed lose their vote and leave.
+    Remove(BTreeSet<u64>),
+    /// Learners that were removed leave.
+    Forget(BTreeSet<u64>),
+    /// This node leads and was removed: another one has to see it out.
+    HandOver,
 }
 
 /// Runs as long as the node does, and acts while it leads.
@@ -47,6 +53,12 @@ async fn make(cluster: &ClusterHandle, change: Change) -> Result<(), String> {
         Change::Finish => raft.change_membership(ChangeMembers::AddVoterIds(BTreeSet::new()), true).await,
         Change::Learn(node, addresses) => raft.add_learner(node, addresses, false).await,
         Change::Promote(nodes) => raft.change_membership(ChangeMembers::AddVoterIds(nodes), true).await,
+        Change::Remove(nodes) => raft.change_membership(ChangeMembers::RemoveVoters(nodes), false).await,
+        Change::Forget(nodes) => raft.change_membership(ChangeMembers::RemoveNodes(nodes), false).await,
+        Change::HandOver => {
+            cluster.hand_over().await;
+            return Ok(());
+        }
     };
     changed.map(|_| ()).map_err(|error| error.to_string())
 }
@@ -72,6 +84,9 @@ fn next_change(cluster: &ClusterHandle) -> Option<Change> {
         Some(matched + CAUGHT_UP >= last && heard < HEARD_WITHIN)
     };
     let voters: BTreeSet<u64> = membership.voter_ids().collect();
+    if let Some(change) = removal(cluster, &voters, membership.nodes().map(|(node, _)| *node)) {
+        return Some(change);
+    }
     let fit: BTreeSet<u64> = nodes
         .iter()
         .filter(|(node, role, _)| *role == NodeRole::Voter && !voters.contains(node))
@@ -79,4 +94,17 @@ fn next_change(cluster: &ClusterHandle) -> Option<Change> {
         .filter(|node| caught_up(node) == Some(true))
         .collect();
     (!fit.is_empty()).then_some(Change::Promote(fit))
+}
+
+fn removal(cluster: &ClusterHandle, voters: &BTreeSet<u64>, members: impl Iterator<Item = u64>) -> Option<Change> {
+    let removed: BTreeSet<u64> =
+        cluster.local(|state| members.filter(|node| state.is_removed(NodeId(*node))).collect());
+    if removed.contains(&cluster.node_id().0) {
+        return Some(Change::HandOver);
+    }
+    let (votes, others): (BTreeSet<u64>, BTreeSet<u64>) = removed.into_iter().partition(|node| voters.contains(node));
+    if !votes.is_empty() {
+        return Some(Change::Remove(votes));
+    }
+    (!others.is_empty()).then_some(Change::Forget(others))
 }

@@ -86,6 +86,7 @@ impl v1::peer_server::Peer for PeerService {
             KeepAlive::Gone => Result::Gone(Gone {}),
             KeepAlive::Unsure => Result::Unsure(Unsure {}),
             KeepAlive::NotLeader(leader) => Result::NotLeader(not_leader(leader)),
+            KeepAlive::Removed => return Err(crate::peers::removed(caller)),
         };
         Ok(Response::new(v1::KeepAliveResponse { result: Some(result) }))
     }
@@ -129,6 +130,7 @@ fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
         | Command::Cancel { .. }
         | Command::Report(_)
         | Command::MintToken { .. }
+        | Command::RemoveNode { .. }
         | Command::NodeUp { .. } => true,
     }
 }

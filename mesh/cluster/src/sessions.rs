@@ -28,10 +28,11 @@ use tokio::{
     sync::{Notify, watch},
     time::Instant,
 };
-use towline_core::{BootId, Command, NodeHealth, NodeId, State};
+use towline_core::{BootId, Command, NodeHealth, NodeId, Rejection, State};
 use towline_proto::v1;
 
 use crate::{
+    ProposeError,
     handle::{ClusterHandle, Registration},
     leader::{Leadership, ReadIndex, Written, wall_clock},
     membership::FOUNDER,
@@ -101,6 +102,8 @@ pub(crate) enum KeepAlive {
     Unsure,
     /// This node does not lead.
     NotLeader(Option<NodeId>),
+    /// The node that asks was removed from the cluster.
+    Removed,
 }
 
 /// The sessions of all nodes, on the leader.
@@ -295,7 +298,8 @@ struct Tick {
 }
 
 fn is_up(state: &State, node: NodeId, boot: BootId) -> bool {
-    state.node(node).is_some_and(|node| node.health == NodeHealth::Up && node.boot == Some(boot))
+    let fits = |node: &towline_core::Node| node.health == NodeHealth::Up && node.boot == Some(boot) && !node.leaving;
+    state.node(node).is_some_and(fits)
 }
 
 fn live(state: &State) -> impl Iterator<Item = (NodeId, BootId)> {
@@ -422,6 +426,8 @@ pub(crate) struct OwnSession {
     acting: watch::Sender<bool>,
     renewed: Notify,
     registration: watch::Sender<Option<Registration>>,
+    /// This node is no member any more.
+    removed: watch::Sender<bool>,
 }
 
 impl Default for OwnSession {
@@ -431,6 +437,7 @@ impl Default for OwnSession {
             acting: watch::Sender::new(false),
             renewed: Notify::new(),
             registration: watch::Sender::new(None),
+            removed: watch::Sender::new(false),
         }
     }
 }
@@ -454,6 +461,20 @@ impl OwnSession {
         self.registration.send_replace(None);
         self.deadline.store(0, Ordering::SeqCst);
         self.acting.send_replace(false);
+    }
+
+    /// The cluster has removed this node.
+    fn end_for_good(&self) {
+        self.end();
+        self.removed.send_replace(true);
+    }
+
+    /// Returns when the cluster has removed this node.
+    pub(crate) async fn removed(&self) {
+        let mut removed = self.removed.subscribe();
+        if removed.wait_for(|removed| *removed).await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Lets this node act for a while after `sent`, unless its session was ended meanwhile: the guard keeps
@@ -504,12 +525,15 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
                 session.renew(sent);
                 tokio::time::sleep_until(next).await;
             }
-            KeepAlive::Gone => {
-                if let Err(error) = cluster.announce(&current).await {
+            KeepAlive::Gone => match cluster.announce(&current).await {
+                Ok(()) => {}
+                Err(ProposeError::Rejected(Rejection::NodeRemoved { .. })) => return session.end_for_good(),
+                Err(error) => {
                     tracing::debug!(%error, "registration is made again");
                     tokio::time::sleep(KEEP_ALIVE_EVERY).await;
                 }
-            }
+            },
+            KeepAlive::Removed => return session.end_for_good(),
             KeepAlive::NotLeader(other) => {
                 hint = other.filter(|other| *other != cluster.node_id());
                 tokio::time::sleep(KEEP_ALIVE_RETRY).await;
@@ -527,7 +551,11 @@ async fn beat(cluster: &ClusterHandle, hint: Option<NodeId>) -> KeepAlive {
     let request = v1::KeepAliveRequest { boot: cluster.boot().as_uuid().as_bytes().to_vec().into() };
     let mut client = cluster.peers().peer(leader, Lane::Session);
     let answer = tokio::time::timeout(KEEP_ALIVE_TIMEOUT, client.keep_alive(request)).await;
-    let Ok(Ok(answer)) = answer else { return KeepAlive::NotLeader(None) };
+    let answer = match answer {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(status)) if status.code() == tonic::Code::PermissionDenied => return KeepAlive::Removed,
+        Ok(Err(_)) | Err(_) => return KeepAlive::NotLeader(None),
+    };
     match answer.into_inner().result {
         Some(v1::keep_alive_response::Result::Alive(_)) => KeepAlive::Alive,
         Some(v1::keep_alive_response::Result::Gone(_)) => KeepAlive::Gone,

@@ -81,6 +81,11 @@ pub enum Command {
         /// The life that ended; a later one is not touched.
         boot: BootId,
     },
+    /// Take a node out of the cluster for good.
+    RemoveNode {
+        /// The node.
+        node: NodeId,
+    },
     /// Assign tasks that no node could take when they came.
     AssignPending,
     /// Remove terminal tasks past their retention.
@@ -195,6 +200,26 @@ pub enum Rejection {
         what: String,
         /// The bound.
         limit: u64,
+    },
+    /// The node is not a member any more, or is about to leave.
+    #[error("node {node} was removed from this cluster: its data folder is of no more use, join with a new one")]
+    NodeRemoved {
+        /// The node.
+        node: NodeId,
+    },
+    /// Without the node there would be no majority of live voters.
+    #[error(
+        "without node {node} only {up} of {voters} voters would be up, and {quorum} are needed: bring voters up or add some first"
+    )]
+    QuorumNeeds {
+        /// The node.
+        node: NodeId,
+        /// Voters that would be up.
+        up: usize,
+        /// Voters that would be left.
+        voters: usize,
+        /// How many of them are a majority.
+        quorum: usize,
     },
     /// Full for the moment.
     #[error("{what} is full ({limit}): try again in {retry_after_ms} ms")]

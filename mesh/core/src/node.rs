@@ -48,4 +48,7 @@ pub struct Node {
     pub capacity: u32,
     /// The agents that its configuration declares.
     pub declares: BTreeSet<AgentName>,
+    /// It is removed as soon as its session has ended: until then it may still act.
+    #[serde(default)]
+    pub leaving: bool,
 }

@@ -9,7 +9,7 @@ pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> 
             Principal::Operator | Principal::Agent { .. } => true,
             Principal::Node(_) => false,
         },
-        Command::MintToken { .. } => *by == Principal::Operator,
+        Command::MintToken { .. } | Command::RemoveNode { .. } => *by == Principal::Operator,
         Command::NodeUp { node, .. } => *by == Principal::Node(*node),
         Command::Report(_)
         | Command::Found { .. }

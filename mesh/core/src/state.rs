@@ -23,6 +23,9 @@ const FOUNDER: NodeId = NodeId(1);
 pub struct State {
     cluster: Option<(uuid::Uuid, String)>,
     nodes: BTreeMap<NodeId, Node>,
+    /// Nodes that were members. Their certificates are still signed, and good for nothing.
+    #[serde(default)]
+    removed: BTreeSet<NodeId>,
     tokens: BTreeMap<String, JoinToken>,
     agents: BTreeMap<AgentName, Agent>,
     /// Shared with the copies that snapshots are made of, so that a copy of the state costs little.
@@ -97,6 +100,7 @@ impl State {
                 self.node_up(node, news, agents, stamp)
             }
             Command::NodeLost { node, boot } => Ok(self.node_lost(node, boot, stamp)),
+            Command::RemoveNode { node } => self.remove_node(node, stamp),
             Command::AssignPending => Ok(done(self.assign_pending(stamp))),
             Command::Sweep => Ok(self.sweep(stamp)),
         }
@@ -120,6 +124,11 @@ impl State {
     /// One node.
     pub fn node(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(&id)
+    }
+
+    /// Whether a node was a member and is none any more.
+    pub fn is_removed(&self, id: NodeId) -> bool {
+        self.removed.contains(&id)
     }
 
     /// All agents, by name.
@@ -415,7 +424,10 @@ impl State {
         agents: Vec<AgentSpec>,
         stamp: Stamp,
     ) -> Result<Applied, Rejection> {
-        let node = self.nodes.get_mut(&id).ok_or(Rejection::UnknownNode { node: id })?;
+        let node = self.member(id)?;
+        if node.leaving {
+            return Err(Rejection::NodeRemoved { node: id });
+        }
         let restarted = node.boot.is_some_and(|boot| boot != news.boot);
         if node.health != NodeHealth::Up || restarted {
             node.since = stamp.at;
@@ -456,8 +468,53 @@ impl State {
             self.lose_leases(id, &mut effects);
             self.place_agents(&mut effects);
             effects.extend(self.assign_pending(stamp));
+            self.drop_if_leaving(id);
         }
         done(effects)
+    }
+
+    fn remove_node(&mut self, id: NodeId, stamp: Stamp) -> Result<Applied, Rejection> {
+        if self.is_removed(id) {
+            return Ok(done(Vec::new()));
+        }
+        self.member(id)?;
+        self.keeps_quorum_without(id)?;
+        let mut effects = Vec::new();
+        let node = self.member(id)?;
+        node.leaving = true;
+        if node.health != NodeHealth::Up {
+            self.drop_if_leaving(id);
+        }
+        self.place_agents(&mut effects);
+        effects.extend(self.assign_pending(stamp));
+        Ok(done(effects))
+    }
+
+    fn member(&mut self, id: NodeId) -> Result<&mut Node, Rejection> {
+        let removed = self.is_removed(id);
+        let unknown = if removed { Rejection::NodeRemoved { node: id } } else { Rejection::UnknownNode { node: id } };
+        self.nodes.get_mut(&id).ok_or(unknown)
+    }
+
+    /// Refuses what would leave fewer live voters than a majority of those that stay.
+    fn keeps_quorum_without(&self, id: NodeId) -> Result<(), Rejection> {
+        let stays = |node: &&Node| node.role == NodeRole::Voter && node.id != id && !node.leaving;
+        let voters = self.nodes.values().filter(stays).count();
+        let up = self.nodes.values().filter(stays).filter(|node| node.health == NodeHealth::Up).count();
+        let quorum = voters / 2 + 1;
+        let is_voter = self.nodes.get(&id).is_some_and(|node| node.role == NodeRole::Voter);
+        if is_voter && up < quorum { Err(Rejection::QuorumNeeds { node: id, up, voters, quorum }) } else { Ok(()) }
+    }
+
+    /// Nothing of a node whose session has ended acts any more.
+    fn drop_if_leaving(&mut self, id: NodeId) {
+        if self.nodes.get(&id).is_some_and(|node| node.leaving) {
+            self.nodes.remove(&id);
+            self.removed.insert(id);
+            self.agents.values_mut().for_each(|agent| {
+                agent.placed.remove(&id);
+            });
+        }
     }
 
     fn sweep(&mut self, stamp: Stamp) -> Applied {
@@ -659,7 +716,7 @@ fn key(id: TaskId) -> TaskKey {
 }
 
 fn is_up(node: &Node) -> bool {
-    node.health == NodeHealth::Up
+    node.health == NodeHealth::Up && !node.leaving
 }
 
 fn token_is_over(token: &JoinToken, now: Timestamp) -> bool {
@@ -697,6 +754,7 @@ fn new_node(id: NodeId, name: String, role: NodeRole, addresses: NodeAddresses, 
         since: at,
         capacity: 0,
         declares: BTreeSet::new(),
+        leaving: false,
     }
 }
 

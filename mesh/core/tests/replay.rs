@@ -158,12 +158,17 @@ fn eventful_day() -> Log {
 
     let again = submission(6, "reader", nodes[0], user_message("m-1", "something else"));
     log.operator(Command::Submit(Box::new(again))).unwrap_err();
+    let (second, third) = (nodes[1], nodes[2]);
     for node in nodes {
         log.lose(node);
     }
     log.submit(7, "reader", 1);
     log.node(1, Command::AssignPending).unwrap();
     log.up(1, boot(1, 3)).unwrap();
+    log.operator(Command::RemoveNode { node: NodeId(third) }).unwrap_err();
+    log.up(second, boot(second, 3)).unwrap();
+    log.operator(Command::RemoveNode { node: NodeId(third) }).unwrap();
+    log.up(third, boot(third, 3)).unwrap_err();
     log.pass(limits::TERMINAL_RETENTION_MS + 1);
     log.node(1, Command::Sweep).unwrap();
     log
@@ -180,6 +185,7 @@ fn kind(command: &Command) -> &'static str {
         Command::Enrol(_) => "enrol",
         Command::NodeUp { .. } => "node_up",
         Command::NodeLost { .. } => "node_lost",
+        Command::RemoveNode { .. } => "remove_node",
         Command::AssignPending => "assign_pending",
         Command::Sweep => "sweep",
     }

@@ -308,6 +308,7 @@ async fn propose(
         | Command::Enrol(_)
         | Command::NodeUp { .. }
         | Command::NodeLost { .. }
+        | Command::RemoveNode { .. }
         | Command::AssignPending
         | Command::Sweep => None,
     };

@@ -71,6 +71,11 @@ impl Client {
         self.ask(self.http.post(format!("{}{path}", self.server())).json(body)).await
     }
 
+    /// Asks the operator API to take something away.
+    pub(crate) async fn delete(&self, path: &str) -> Result<Value, CliError> {
+        self.ask(self.http.delete(format!("{}{path}", self.server()))).await
+    }
+
     async fn ask(&self, request: reqwest::RequestBuilder) -> Result<Value, CliError> {
         let answer = request.timeout(CALL_TIMEOUT).send().await.map_err(|error| self.transport(&error))?;
         let status = answer.status().as_u16();

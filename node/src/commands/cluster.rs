@@ -11,6 +11,9 @@ use crate::{
     output::Output,
 };
 
+/// The node that keeps the key of the cluster's certificate authority.
+const FOUNDER: u64 = 1;
+
 pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut Output) -> Result<(), CliError> {
     match command {
         ClusterCommand::Status => status(client, output).await,
@@ -26,6 +29,17 @@ pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut O
             }
             output.note("good for one node; on it: towline node -c FILE --join THIS_NODE:PEER_PORT --token TOKEN");
             Ok(output.line(answer["token"].as_str().unwrap_or_default())?)
+        }
+        ClusterCommand::Remove { node } => {
+            let answer = client.delete(&format!("/api/v1/cluster/nodes/{node}")).await?;
+            if output.is_json() {
+                return Ok(output.json(&answer)?);
+            }
+            output.note("it stops within two seconds if it runs; its data folder is of no more use");
+            if node == FOUNDER {
+                output.note("node 1 kept the key that signs certificates: no further node can join this cluster");
+            }
+            Ok(output.line(format!("node {node} is removed"))?)
         }
     }
 }

@@ -1,0 +1,73 @@
+//! A node that is removed is out for good; its tasks go on elsewhere.
+
+use serde_json::Value;
+use towline_tests::{Answer, Cluster, FakeModel, Observer, Plan, eventually, run_cli, state_of, text_message};
+
+const SPEAKER: &str = "agents:\n  - { name: speaker, description: Speaks., instruction: Speak., replicas: all }\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_node_loses_its_tasks_and_its_vote_ends_and_cannot_come_back() {
+    let model = FakeModel::start(|_| Answer::new().words(&["one ", "two ", "three ", "four ", "five ", "six "])).await;
+    let mut cluster = Cluster::start(Plan::three(model.config() + SPEAKER)).await;
+    let entry = cluster.nodes[0].id;
+    let stream = Observer::send(cluster.node(entry).agent("speaker").endpoint(), text_message("m-1", "speak"));
+    let task = stream.task().await;
+    let leader = cluster.leader().await;
+    let victim = cluster.nodes.iter().map(|node| node.id).find(|id| *id != leader && *id != 1).unwrap();
+
+    let asked = cluster.node(leader).url.clone();
+    let ran = run_cli(["cluster", "remove", &victim.to_string(), "--server", &asked]).await;
+    assert_eq!(ran.code, 0, "{}", ran.said());
+
+    let code = cluster.node_mut(victim).ended().await;
+    assert_eq!(code, Some(1));
+    assert!(cluster.node(victim).log_text().contains(&format!("node {victim} was removed from this cluster")));
+    let quorum = eventually("two voters", async || {
+        let status = cluster.node(leader).operator("cluster").await?;
+        let gone = status["members"].as_array()?.iter().all(|member| member["id"] != victim);
+        (gone && status["quorum"] == *"2 voters, quorum 2, can lose 0 more").then_some(status)
+    })
+    .await;
+    assert_eq!(quorum["members"].as_array().map(Vec::len), Some(2));
+    let record = eventually("the end of the task", async || {
+        let read = cluster.node(leader).agent("speaker").get(&task).await.ok()?;
+        (state_of(&read) == "TASK_STATE_COMPLETED").then_some(read)
+    })
+    .await;
+    assert_eq!(record["id"], Value::from(task));
+
+    cluster.node_mut(victim).start(None);
+    assert_eq!(cluster.node_mut(victim).ended().await, Some(1), "its certificate is refused");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_leader_can_be_removed_and_a_dead_voter_makes_room_but_the_last_quorum_stays() {
+    let model = FakeModel::start(|_| Answer::say("spoken")).await;
+    let mut cluster = Cluster::start(Plan::three(model.config() + SPEAKER)).await;
+    let leader = cluster.leader().await;
+    let other = cluster.another_than(&[leader]).url.clone();
+    let ran = run_cli(["cluster", "remove", &leader.to_string(), "--server", &other]).await;
+    assert_eq!(ran.code, 0, "{}", ran.said());
+    assert_eq!(cluster.node_mut(leader).ended().await, Some(1));
+    let next = cluster.leader().await;
+    assert_ne!(next, leader);
+
+    let last = cluster.another_than(&[next]).id;
+    eventually("two voters", async || {
+        let status = cluster.node(next).operator("cluster").await?;
+        (status["quorum"] == *"2 voters, quorum 2, can lose 0 more").then_some(())
+    })
+    .await;
+    let url = cluster.node(next).url.clone();
+    let ran = run_cli(["cluster", "remove", "99", "--server", &url]).await;
+    assert_eq!(ran.code, 1, "{}", ran.said());
+    assert!(ran.stderr.contains("node 99 is not"), "{}", ran.said());
+    let ran = run_cli(["cluster", "remove", &last.to_string(), "--server", &url]).await;
+    assert_eq!(ran.code, 0, "{}", ran.said());
+    assert_eq!(cluster.node_mut(last).ended().await, Some(1));
+    let ran = run_cli(["cluster", "remove", &next.to_string(), "--server", &url]).await;
+    assert_eq!(ran.code, 1, "{}", ran.said());
+    assert!(ran.stderr.contains("only 0 of 0 voters would be up"), "{}", ran.said());
+    let spoken = cluster.node(next).agent("speaker").send(text_message("m-2", "speak")).await.unwrap();
+    assert_eq!(state_of(&spoken), "TASK_STATE_COMPLETED");
+}
