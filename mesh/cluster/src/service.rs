@@ -128,6 +128,8 @@ fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
         | Command::Continue { .. }
         | Command::Cancel { .. }
         | Command::Report(_)
+        | Command::Resolve(_)
+        | Command::Testify(_)
         | Command::MintToken { .. }
         | Command::NodeUp { .. } => true,
     }

@@ -303,6 +303,8 @@ async fn propose(
         Command::Submit(_)
         | Command::Continue { .. }
         | Command::Report(_)
+        | Command::Resolve(_)
+        | Command::Testify(_)
         | Command::Found { .. }
         | Command::MintToken { .. }
         | Command::Enrol(_)
