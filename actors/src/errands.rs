@@ -43,7 +43,9 @@ impl Errands {
         self.run("late result", async move {
             let (task, step) = (report.task, report.step);
             match tokio::time::timeout(TESTIFY_WITHIN, told(&cluster, report)).await {
-                Ok(Ok(())) => tracing::warn!(%task, step = step.0, "late result was told as evidence, and is not applied"),
+                Ok(Ok(())) => {
+                    tracing::warn!(%task, step = step.0, "late result was told as evidence, and is not applied")
+                }
                 Ok(Err(refused)) => tracing::info!(%task, step = step.0, %refused, "late result is of no use"),
                 Err(_) => tracing::warn!(%task, step = step.0, "late result found nobody to hear it"),
             }
@@ -53,8 +55,7 @@ impl Errands {
 
 /// Proposes until it is heard. It is refused as long as the log still shows the lease as held.
 async fn told(cluster: &ClusterHandle, report: LateReport) -> Result<(), Rejection> {
-    let proposal =
-        Proposal { by: Principal::Node(cluster.node_id()), command: Command::Testify(Box::new(report)) };
+    let proposal = Proposal { by: Principal::Node(cluster.node_id()), command: Command::Testify(Box::new(report)) };
     let began = Instant::now();
     loop {
         match cluster.propose(proposal.clone(), None).await {

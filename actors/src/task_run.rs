@@ -962,12 +962,7 @@ impl TaskRunState {
 
 /// Something that a stopping run waits for.
 enum Ending {
-    Call {
-        step: StepNo,
-        cancel: CancellationToken,
-        task: AbortOnDropHandle<Option<Outcome>>,
-        is_late: bool,
-    },
+    Call { step: StepNo, cancel: CancellationToken, task: AbortOnDropHandle<Option<Outcome>>, is_late: bool },
     Delegation(ActorRef<DelegationMsg>),
 }
 

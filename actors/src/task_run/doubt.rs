@@ -51,10 +51,10 @@ impl TaskRunState {
     pub(super) fn ask_about(&mut self, steps: Vec<StepNo>) {
         let in_doubt: Vec<Step> = steps.iter().filter_map(|no| self.view.step(*no)).cloned().collect();
         let lost = self.view.adoption.as_ref().map(|adoption| self.node_name(adoption.from));
-        let described: Vec<Described<'_>> =
-            in_doubt.iter().map(|step| self.describe(step, lost.as_deref())).collect();
+        let described: Vec<Described<'_>> = in_doubt.iter().map(|step| self.describe(step, lost.as_deref())).collect();
         let texts: Vec<String> = described.iter().map(|described| described.text(&self.view)).collect();
-        let text = format!("It is not known whether this happened:\n{}\n{}", texts.join("\n"), how_to_answer(self, &steps));
+        let text =
+            format!("It is not known whether this happened:\n{}\n{}", texts.join("\n"), how_to_answer(self, &steps));
         let data = described.iter().map(|described| described.data(&self.view)).collect::<Vec<_>>();
         let metadata = Metadata::from([(IN_DOUBT_KEY.to_owned(), data.into())]);
         let evidence: Vec<String> = steps

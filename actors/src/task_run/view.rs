@@ -1,8 +1,8 @@
 //! What a run reads of its task: all but the events and artifacts, which it never needs.
 
 use towline_core::{
-    Adoption, AgentName, ContextId, Epoch, LateResult, Lease, Message, MessageId, NodeId, Principal, State, Step, StepNo, Task,
-    TaskId, TaskState, Timestamp, TraceContext, Turn,
+    Adoption, AgentName, ContextId, Epoch, LateResult, Lease, Message, MessageId, NodeId, Principal, State, Step,
+    StepNo, Task, TaskId, TaskState, Timestamp, TraceContext, Turn,
 };
 
 /// The task as it was committed last.
