@@ -22,7 +22,8 @@ impl TaskRunState {
     /// that it may have happened, to a person or to the model.
     pub(super) fn call_lost(&mut self, no: StepNo, error: CallError) {
         let Some(step) = self.view.step(no).cloned() else { return };
-        let message = format!("{}; {MAY_HAVE_HAPPENED}", error.message);
+        let why = format!("the connection to the server broke before it answered: {}", error.message);
+        let message = format!("{why}; {MAY_HAVE_HAPPENED}");
         match step.intent.on_adoption() {
             OnAdoption::Retry if self.repeated.insert(no) => {
                 self.close_span(no, &error.error_type, &message);
@@ -31,7 +32,7 @@ impl TaskRunState {
             }
             OnAdoption::Ask => {
                 self.close_span(no, &error.error_type, &message);
-                self.doubtful.insert(no, error.message);
+                self.doubtful.insert(no, why);
             }
             OnAdoption::Retry | OnAdoption::Fail => {
                 self.end_step(no, Outcome::Failed { error_type: error.error_type.into_owned(), message });
