@@ -160,7 +160,7 @@ fn http_span(parts: &Parts, route: &str, call: Option<&Call>) -> (Span, Option<T
 /// What `?consistency=` asks for; the last one counts.
 fn consistency(parts: &Parts) -> Option<String> {
     let pairs = parts.uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-    pairs.filter(|(name, _)| *name == "consistency").last().map(|(_, value)| value.to_owned())
+    pairs.rev().find(|(name, _)| *name == "consistency").map(|(_, value)| value.to_owned())
 }
 
 fn last_event_id(parts: &Parts) -> Option<u64> {

@@ -86,6 +86,7 @@ fn shown(task: &Task, request: uuid::Uuid, word: &str) -> serde_json::Value {
 }
 
 /// A refusal of the core with a code for programs.
+#[expect(clippy::wildcard_enum_match_arm, reason = "no other rejection answers this command")]
 fn refused(error: ProposeError) -> ApiError {
     let ProposeError::Rejected(rejection) = &error else { return error.into() };
     let code = match rejection {
@@ -94,7 +95,6 @@ fn refused(error: ProposeError) -> ApiError {
         Rejection::StepNotInDoubt { .. } => "step_not_in_doubt",
         Rejection::SeveralInDoubt { .. } => "several_in_doubt",
         Rejection::TooLarge { .. } => "too_large",
-        #[expect(clippy::wildcard_enum_match_arm, reason = "no other rejection answers this command")]
         _ => return error.into(),
     };
     ApiError::new(StatusCode::CONFLICT, code, rejection.to_string())
