@@ -226,6 +226,7 @@ pub(crate) mod tests {
             started: Timestamp(5),
             doubt: None,
             asked: None,
+            resolved: None,
             ended: outcome.map(|outcome| StepRecord { outcome, at: Timestamp(7) }),
         }
     }

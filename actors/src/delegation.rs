@@ -21,7 +21,7 @@ use tokio_util::task::AbortOnDropHandle;
 use towline_a2a::{A2aClient, ClientError, RemoteTask};
 use towline_core::{Artifact, Message, NodeId, Outcome, StepNo, TaskId, TaskState, TraceContext};
 
-use crate::{shared::Shared, task_run::TaskRunMsg};
+use crate::{orphans::Orphan, shared::Shared, task_run::TaskRunMsg};
 
 /// Longest time that a peer gets to hear of a cancellation.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -152,15 +152,22 @@ impl DelegationState {
         };
         let (job, shared) = (self.job.clone(), Arc::clone(&self.shared));
         self.canceling = Some(AbortOnDropHandle::new(tokio::spawn(async move {
-            let canceled = foreign::cancel(&job, &shared, &task);
-            match tokio::time::timeout(CANCEL_TIMEOUT, canceled).await {
-                Ok(Ok(())) => tracing::info!(task = %job.task, peer = job.target, "peer's task was canceled"),
-                Ok(Err(error)) => tracing::warn!(task = %job.task, peer = job.target, %error, "peer did not cancel"),
-                Err(_) => tracing::warn!(task = %job.task, peer = job.target, "peer did not answer a cancellation"),
-            }
+            let orphan = Orphan { target: job.target.clone(), peer_task: task, trace: job.trace };
+            cancel_orphan(shared, job.task, orphan).await;
             // Nobody else stops this actor now, and one that has stopped needs no word.
             let _ = myself.cast(DelegationMsg::Canceled);
         })));
+    }
+}
+
+/// Tells a peer that its task is no longer wanted.
+pub(crate) async fn cancel_orphan(shared: Arc<Shared>, task: TaskId, orphan: Orphan) {
+    let Orphan { target, peer_task, trace } = orphan;
+    let canceled = foreign::cancel(&target, &shared, &peer_task, &trace);
+    match tokio::time::timeout(CANCEL_TIMEOUT, canceled).await {
+        Ok(Ok(())) => tracing::info!(%task, peer = target, "peer's task was canceled"),
+        Ok(Err(error)) => tracing::warn!(%task, peer = target, %error, "peer did not cancel"),
+        Err(_) => tracing::warn!(%task, peer = target, "peer did not answer a cancellation"),
     }
 }
 

@@ -21,6 +21,7 @@ use towline_core::{AgentName, Effect, Epoch, TaskId};
 use crate::{
     agent::{AgentActor, AgentMsg},
     mcp_connection::McpHandle,
+    orphans,
     shared::Shared,
     task_run::AgentContext,
 };
@@ -285,11 +286,14 @@ fn tell(agent: &ActorRef<AgentMsg>, message: AgentMsg) {
 
 fn listen_to_effects(shared: &Arc<Shared>, dispatcher: &ActorRef<DispatcherMsg>) -> AbortOnDropHandle<()> {
     let mut effects = shared.cluster.effects();
-    let dispatcher = dispatcher.clone();
+    let (dispatcher, shared) = (dispatcher.clone(), Arc::clone(shared));
     AbortOnDropHandle::new(tokio::spawn(async move {
         loop {
             let message = match effects.recv().await {
-                Ok(Effect::Changed { .. }) => continue,
+                Ok(Effect::Changed { task }) => {
+                    orphans::cancel(&shared, task);
+                    continue;
+                }
                 Ok(effect) => DispatcherMsg::Effect(effect),
                 Err(RecvError::Lagged(_)) => DispatcherMsg::Reconcile,
                 Err(RecvError::Closed) => return,

@@ -46,6 +46,12 @@ impl Outbox {
         self.queue.clear();
     }
 
+    /// Takes every word whose fate is not known, those under way included.
+    pub(crate) fn take_unsaid(&mut self) -> Vec<OwnerWord> {
+        let under_way = self.in_flight.take().map(|report| report.words).unwrap_or_default();
+        under_way.into_iter().chain(self.queue.drain(..)).collect()
+    }
+
     /// Whether nothing waits and nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.in_flight.is_none()

@@ -11,6 +11,7 @@ use towline_core::{NodeId, OnAdoption};
 
 use crate::{
     config::{AgentConfig, MeshConfig},
+    errands::Errands,
     error::MeshError,
     mcp_connection::{McpHandle, McpServerState},
     model::{self, ModelProvider},
@@ -38,6 +39,8 @@ pub(crate) struct Shared {
     pub permits: Arc<Semaphore>,
     /// Delegations that are being dialled.
     pub dialled: Dialled,
+    /// What is still to be said for runs that have gone.
+    pub errands: Errands,
     servers: RwLock<BTreeMap<String, McpHandle>>,
 }
 
@@ -70,7 +73,16 @@ impl Shared {
             .build()
             .map_err(MeshError::Http)?;
         let permits = Arc::new(Semaphore::new(config.permits.max(1) as usize));
-        Ok(Self { cluster, config, models, http, permits, dialled: Dialled::default(), servers: RwLock::default() })
+        Ok(Self {
+            cluster,
+            config,
+            models,
+            http,
+            permits,
+            dialled: Dialled::default(),
+            errands: Errands::default(),
+            servers: RwLock::default(),
+        })
     }
 
     /// Puts a connection in the place of the one with the same name.

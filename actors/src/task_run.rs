@@ -11,6 +11,7 @@
 //! agent after a crash: everything it needs is in the journal. A delegation that crashes is started again with back-off, a
 //! few times per run; then its step fails.
 
+mod doubt;
 mod spans;
 mod view;
 
@@ -135,10 +136,10 @@ struct Running {
 }
 
 enum Work {
-    /// A model or tool call: it needs a permit.
+    /// A model or tool call: it needs a permit. A tool's ends with what came of it.
     Call {
         cancel: CancellationToken,
-        task: AbortOnDropHandle<()>,
+        task: AbortOnDropHandle<Option<Outcome>>,
     },
     Delegation(ActorRef<DelegationMsg>),
     /// A crashed delegation, until it is started again.
@@ -165,6 +166,8 @@ pub(crate) struct TaskRunState {
     doubtful: BTreeMap<StepNo, String>,
     /// Steps that a person said may run again.
     may_repeat: BTreeSet<StepNo>,
+    /// Steps that ran again after their connection had broken.
+    repeated: BTreeSet<StepNo>,
     delegation_crashes: u32,
     permits: Option<Permits>,
     toolbox: Toolbox,
@@ -211,6 +214,7 @@ impl Actor for TaskRunActor {
             asking: BTreeMap::new(),
             doubtful: BTreeMap::new(),
             may_repeat: BTreeSet::new(),
+            repeated: BTreeSet::new(),
             delegation_crashes: 0,
             permits: None,
             toolbox: Toolbox::default(),
@@ -219,6 +223,7 @@ impl Actor for TaskRunActor {
             deadline: None,
         };
         state.prepare();
+        state.watch_deadline();
         Ok(state)
     }
 
@@ -445,6 +450,7 @@ impl TaskRunState {
         match rejection {
             Rejection::StaleEpoch { .. } | Rejection::TaskEnded { .. } | Rejection::UnknownTask { .. } => {
                 tracing::info!(task = %self.id(), epoch = self.epoch.0, %rejection, "run ends");
+                self.testify_of(words);
                 self.stop();
                 Ok(())
             }
@@ -674,37 +680,6 @@ impl TaskRunState {
         self.ask_person(step, question, metadata);
     }
 
-    fn ask_about(&mut self, steps: Vec<StepNo>) {
-        let described: Vec<String> =
-            steps.iter().filter_map(|no| self.view.step(*no)).map(|step| self.describe(step)).collect();
-        let first = steps.first().copied().unwrap_or(StepNo(0));
-        let text = format!(
-            "It is not known whether this happened:\n{}\nAnswer \"retry\" to run step {first} again, \"done RESULT\" if it \
-             happened, or \"failed REASON\".",
-            described.join("\n")
-        );
-        let message = self.say(text, Metadata::new());
-        self.phase = Phase::Ending;
-        self.outbox.push(OwnerWord::Doubt { steps, message });
-        self.pump();
-    }
-
-    fn describe(&self, step: &Step) -> String {
-        let what = match &step.intent {
-            Intent::Tool { server, tool, arguments, .. } => {
-                format!("call of {server}.{tool} with {}", shortened(&arguments.to_string()))
-            }
-            Intent::Delegate { target, message, .. } => {
-                format!("delegation to {target}: {}", shortened(&message.text()))
-            }
-            Intent::Model { model } => format!("call of model {model}"),
-            Intent::Ask { question, .. } => format!("question {}", shortened(question)),
-            Intent::Refused { name, .. } => format!("refusal of {name}"),
-        };
-        let why = self.doubtful.get(&step.no).map_or("the node that ran it was lost", String::as_str);
-        format!("- step {}: {what} ({why})", step.no)
-    }
-
     async fn perform(&mut self, steps: &[StepNo]) -> Result<(), ActorProcessingErr> {
         for no in steps {
             // The last look before the effect leaves this node.
@@ -747,6 +722,7 @@ impl TaskRunState {
                 () = canceled.cancelled() => {}
                 () = ask_model(context, myself, no, attempt, request) => {}
             }
+            None
         });
         Work::Call { cancel, task: AbortOnDropHandle::new(task) }
     }
@@ -777,10 +753,13 @@ impl TaskRunState {
                 None => Err(CallError {
                     error_type: "server_unavailable".into(),
                     message: format!("call {server}.{}: the server is not configured on this node", request.tool),
+                    may_have_happened: false,
                 }),
             };
+            let known = what_happened(&result);
             // A run that has stopped wants no result.
             let _ = myself.cast(TaskRunMsg::ToolReturned { step: no, attempt, result });
+            known
         });
         Work::Call { cancel, task: AbortOnDropHandle::new(task) }
     }
@@ -875,11 +854,10 @@ impl TaskRunState {
     }
 
     fn tool_returned(&mut self, step: StepNo, result: Result<ToolResult, CallError>) {
-        let outcome = match result {
-            Ok(result) => Outcome::Returned { content: result.text, is_error: result.is_error },
-            Err(error) => Outcome::Failed { error_type: error.error_type.into_owned(), message: error.message },
-        };
-        self.end_step(step, outcome);
+        match result {
+            Err(error) if error.may_have_happened => self.call_lost(step, error),
+            result => self.end_step(step, tool_outcome(result)),
+        }
     }
 
     fn news(&mut self, step: StepNo, news: News) {
@@ -940,13 +918,15 @@ impl TaskRunState {
         self.proposing = None;
         self.deadline = None;
         let ended = !self.refresh() || self.view.state.is_terminal();
+        let is_late = !ended && self.has_lost_its_lease();
+        if is_late {
+            let unsaid = self.outbox.take_unsaid();
+            self.testify_of(unsaid);
+        }
         let mut ends = Vec::new();
-        for (_, running) in std::mem::take(&mut self.running) {
+        for (step, running) in std::mem::take(&mut self.running) {
             match running.work {
-                Work::Call { cancel, task } => {
-                    cancel.cancel();
-                    ends.push(Ending::Call(task));
-                }
+                Work::Call { cancel, task } => ends.push(Ending::Call { step, cancel, task, is_late }),
                 Work::Delegation(actor) => {
                     if !ended || actor.cast(DelegationMsg::Cancel).is_err() {
                         actor.stop(None);
@@ -957,8 +937,9 @@ impl TaskRunState {
             }
         }
         let all = futures::future::join_all(ends.into_iter().map(Ending::wait));
-        if tokio::time::timeout(STOP_TIMEOUT, all).await.is_err() {
-            tracing::warn!(task = %self.id(), "work of a stopped run did not end in time and was aborted");
+        match tokio::time::timeout(STOP_TIMEOUT, all).await {
+            Ok(known) => known.into_iter().flatten().for_each(|(step, outcome)| self.testify(step, outcome)),
+            Err(_) => tracing::warn!(task = %self.id(), "work of a stopped run did not end in time and was aborted"),
         }
         self.end_spans();
     }
@@ -981,17 +962,42 @@ impl TaskRunState {
 
 /// Something that a stopping run waits for.
 enum Ending {
-    Call(AbortOnDropHandle<()>),
+    Call { step: StepNo, cancel: CancellationToken, task: AbortOnDropHandle<Option<Outcome>>, is_late: bool },
     Delegation(ActorRef<DelegationMsg>),
 }
 
 impl Ending {
-    async fn wait(self) {
+    /// What came of it, if that is still of interest: of a call under a lease that was lost.
+    async fn wait(self) -> Option<(StepNo, Outcome)> {
         match self {
-            // How a canceled call ended is of no interest any more.
-            Ending::Call(task) => drop(task.await),
-            Ending::Delegation(actor) => drop(actor.wait(None).await),
+            Ending::Call { step, cancel, mut task, is_late } => {
+                if is_late && let Ok(ended) = tokio::time::timeout(doubt::LATE_ANSWER_WAIT, &mut task).await {
+                    return ended.ok().flatten().map(|outcome| (step, outcome));
+                }
+                cancel.cancel();
+                let ended = task.await.ok().flatten();
+                ended.filter(|_| is_late).map(|outcome| (step, outcome))
+            }
+            Ending::Delegation(actor) => {
+                drop(actor.wait(None).await);
+                None
+            }
         }
+    }
+}
+
+fn tool_outcome(result: Result<ToolResult, CallError>) -> Outcome {
+    match result {
+        Ok(result) => Outcome::Returned { content: result.text, is_error: result.is_error },
+        Err(error) => Outcome::Failed { error_type: error.error_type.into_owned(), message: error.message },
+    }
+}
+
+/// What a call's end says about its effect; none if it leaves that open.
+fn what_happened(result: &Result<ToolResult, CallError>) -> Option<Outcome> {
+    match result {
+        Err(error) if error.may_have_happened || error.error_type == names::error::CANCELED => None,
+        result => Some(tool_outcome(result.clone())),
     }
 }
 

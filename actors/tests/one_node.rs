@@ -85,6 +85,10 @@ impl Node {
     }
 
     async fn submit(&self, text: &str) -> TaskId {
+        self.submit_until(text, None).await
+    }
+
+    async fn submit_until(&self, text: &str, deadline_ms: Option<u64>) -> TaskId {
         let task = TaskId::from_uuid(Uuid::now_v7());
         let submission = Submission {
             task,
@@ -94,7 +98,7 @@ impl Node {
             prefer: self.handle.node_id(),
             parent: None,
             hop: 0,
-            deadline_ms: None,
+            deadline_ms,
             trace: trace(),
         };
         let reply = self.propose(Command::Submit(Box::new(submission))).await;
@@ -299,6 +303,21 @@ async fn a_canceled_task_stays_canceled_and_gives_its_place_back() {
         assert_eq!(node.end(other).await.status.state, TaskState::Completed);
     }
     assert_eq!(node.task(id).status.state, TaskState::Canceled);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_waits_for_a_place_fails_at_its_deadline() {
+    let node = Node::start().await;
+    let busy: Vec<TaskId> = futures::future::join_all((0..4).map(|_| node.submit("slow"))).await;
+    for id in &busy {
+        node.wait(*id, "the model call", |task| !task.journal.is_empty()).await;
+    }
+    let id = node.submit_until("hello", Some(300)).await;
+    let task = node.end(id).await;
+    assert_eq!((task.status.state, task.journal.len()), (TaskState::Failed, 0), "it never got a place");
+    assert!(task.status.message.unwrap().text().contains("deadline"));
+    assert!(busy.iter().all(|id| node.task(*id).status.state == TaskState::Working));
     node.stop().await;
 }
 

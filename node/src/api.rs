@@ -3,6 +3,8 @@
 //! For the operator of this machine only, by the same rule as the A2A door. Errors are
 //! `{"error": {"code": …, "message": …}}`; 503 means that the cluster has no quorum.
 
+mod resolve;
+
 use std::{
     sync::{
         Arc,
@@ -80,6 +82,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .route("/api/v1/mcp", get(mcp))
         .route("/api/v1/tasks/{id}", get(task))
         .route("/api/v1/tasks/{id}/trace", get(trace))
+        .route(resolve::ROUTE, post(resolve::resolve))
         .route("/api/v1/join-tokens", post(join_token))
         .route("/api/v1/cluster/nodes/{node}", delete(remove_node))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&api), operator_only))

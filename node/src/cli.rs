@@ -182,6 +182,11 @@ pub enum TaskCommand {
         /// Id of the task
         id: String,
     },
+    /// Decides about a step in doubt: one whose node or server was lost before it could say what came of it
+    #[command(
+        after_help = "Examples:\n  towline task resolve ID --step 3 --as done --result \"the letter was sent\"\n  towline task resolve ID --step 3 --as retry\n  towline task resolve ID --step 3 --as failed --reason \"no such account\""
+    )]
+    Resolve(ResolveArgs),
     /// Follows the events of a task until it ends or asks
     #[command(
         after_help = "Examples:\n  towline task subscribe ID\n  towline task subscribe ID --from 0     # from its first event"
@@ -202,6 +207,36 @@ pub enum TaskCommand {
         #[arg(long)]
         no_raft: bool,
     },
+}
+
+/// `towline task resolve`
+#[derive(Debug, Args)]
+pub struct ResolveArgs {
+    /// Id of the task
+    pub id: String,
+    /// The step; may be left out when only one is in doubt
+    #[arg(long, value_name = "N")]
+    pub step: Option<u32>,
+    /// What became of it
+    #[arg(long = "as", value_enum)]
+    pub verdict: VerdictArg,
+    /// What the step came to, for `--as done`: the model is told
+    #[arg(long, value_name = "TEXT", conflicts_with = "reason")]
+    pub result: Option<String>,
+    /// Why it failed, for `--as failed`: the model is told
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+/// What a person says about a step in doubt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum VerdictArg {
+    /// It happened
+    Done,
+    /// It runs again, under the same key
+    Retry,
+    /// It did not happen
+    Failed,
 }
 
 /// `towline task list`

@@ -45,7 +45,15 @@ fn forwarded(served: &SpanRecord, span_id: &str, request: Option<String>) -> Spa
         kind: Kind::Client,
         node: String::new(),
         attributes: BTreeMap::from([(names::SPAN_RECOVERED.to_owned(), json!(true))]),
-        ..served.clone()
+        trace_id: served.trace_id.clone(),
+        name: served.name.clone(),
+        service: String::new(),
+        start_us: served.start_us,
+        end_us: served.end_us,
+        // What the served end went through is its own.
+        links: Vec::new(),
+        events: Vec::new(),
+        error: None,
     }
 }
 
@@ -167,3 +175,6 @@ impl Teller<'_> {
         taken.or(adoptions.first().map(|adoption| adoption.from)).or(self.task.ran_on.last().copied())
     }
 }
+
+#[cfg(test)]
+mod tests;

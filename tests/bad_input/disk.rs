@@ -8,11 +8,14 @@ use std::{
     process::Command,
     time::Duration,
 };
-use towline_tests::{Answer, Cluster, FakeModel, Plan, TestNode, eventually, run_cli, state_of, text_message};
+use towline_tests::{Answer, Cluster, FakeModel, Gate, Plan, TestNode, eventually, run_cli, state_of, text_message};
 
 const SPEAKER: &str = "agents:\n  - { name: speaker, description: Speaks., instruction: Speak. }\n";
 
 const SIZE: &str = "size=96m";
+
+/// Between a tenth of the disk, below which no new work is taken, and half of that, below which nothing is.
+const ROOM_FOR_RUNNING: u64 = 7 * 1024 * 1024;
 
 /// A refusal comes at once.
 const ANSWER_WITHIN: Duration = Duration::from_secs(8);
@@ -60,6 +63,41 @@ async fn a_full_disk_refuses_new_work_keeps_what_it_has_and_is_shown_in_cluster_
     node.kill().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_runs_ends_on_a_disk_that_has_no_room_for_new_work() {
+    let go_on = Gate::closed();
+    let gate = go_on.clone();
+    let model = FakeModel::start(move |_| Answer::new().words(&["one "]).wait(&gate).words(&["two"])).await;
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = TestNode::new(folder.path(), "a", 8, &(model.config() + SPEAKER));
+    let disk = SmallDisk::mount(&node.data());
+    node.init().await;
+    node.start(None);
+    node.ready().await;
+    let speaker = node.agent("speaker");
+    let task = speaker.send_async(text_message("m-1", "speak")).await.unwrap();
+    let id = task["id"].as_str().unwrap();
+    eventually("the task to work", async || {
+        (state_of(&speaker.get(id).await.unwrap()) == "TASK_STATE_WORKING").then_some(())
+    })
+    .await;
+
+    disk.fill_up_to(ROOM_FOR_RUNNING);
+    let refused = async || {
+        let sent = speaker.send_async(text_message(&format!("m-{}", fastrand()), "speak"));
+        sent.await.err().filter(|refused| refused.message.contains("disk"))
+    };
+    eventually("new work to be refused", refused).await;
+    go_on.open();
+    let ended = eventually("the running task to end", async || {
+        Some(speaker.get(id).await.unwrap()).filter(|task| state_of(task) == "TASK_STATE_COMPLETED")
+    })
+    .await;
+    assert!(ended.to_string().contains("two"), "{ended}");
+    assert!(refused().await.is_some(), "new work is still refused");
+    node.kill().await;
+}
+
 /// A number that no other message of this process has.
 fn fastrand() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -86,6 +124,16 @@ impl SmallDisk {
         let mut file = File::create(self.filler()).unwrap();
         for size in [1 << 20, 1 << 12, 1] {
             while file.write_all(&vec![b'x'; size]).is_ok() {}
+        }
+    }
+
+    /// Leaves this many bytes free.
+    fn fill_up_to(&self, free: u64) {
+        let space = rustix::fs::statvfs(&self.0).unwrap();
+        let size = (space.f_bavail * space.f_frsize).saturating_sub(free);
+        let mut file = File::create(self.filler()).unwrap();
+        for _ in 0..size >> 12 {
+            file.write_all(&[b'x'; 1 << 12]).unwrap();
         }
     }
 

@@ -2,7 +2,9 @@
 
 use serde_json::json;
 use std::time::{Duration, Instant};
-use towline_tests::{Answer, Cluster, FakeModel, Observer, Plan, free_port, run_cli, state_of, text_message};
+use towline_tests::{
+    A2aClient, Answer, Cluster, FakeModel, Observer, Plan, free_port, run_cli, state_of, text_message,
+};
 
 const SPEAKER: &str = "agents:\n  - { name: speaker, description: Speaks., instruction: Speak., replicas: all }\n";
 
@@ -36,6 +38,10 @@ async fn without_a_quorum_every_request_is_answered_unavailable_in_time_and_noth
         assert!(begun.elapsed() < ANSWER_WITHIN, "{method} took {:?}", begun.elapsed());
         assert!(refused.data.to_string().contains("UNAVAILABLE"), "{method}: {refused:?}");
     }
+    let stale = A2aClient::new(format!("{}?consistency=local", node.agent("speaker").endpoint()));
+    let read = stale.call("GetTask", json!({ "id": done["id"] })).await.unwrap();
+    assert_eq!(read, done, "who takes a stale answer gets one");
+    assert_eq!(stale.call("ListTasks", json!({})).await.unwrap()["totalSize"], 1);
     for arguments in [vec!["send", "speaker", "speak"], vec!["task", "list"], vec!["cluster", "join-token"]] {
         let begun = Instant::now();
         let ran = run_cli(arguments.iter().copied().chain(["--server", &url])).await;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use towline_core::{Intent, Outcome};
 use towline_tests::{
-    Answer, Cluster, FakeModel, FakePeer, PeerScript, Plan, state_of, text_message, text_of_artifacts,
+    Answer, Cluster, FakeModel, FakePeer, PeerScript, Plan, eventually, state_of, text_message, text_of_artifacts,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -24,7 +24,7 @@ async fn a_peer_that_dies_in_the_middle_is_told_to_the_model_and_the_task_goes_o
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_peer_that_lives_gives_its_answer() {
     let peer = FakePeer::start(PeerScript::Completes).await;
-    let (task, _cluster) = delegate_to(&peer).await;
+    let (task, cluster) = delegate_to(&peer).await;
     assert_eq!(state_of(&task), "TASK_STATE_COMPLETED", "{task}");
     let text: String = text_of_artifacts(&task).into_values().collect();
     assert!(text.contains("the peer is done"), "{text}");
@@ -32,7 +32,25 @@ async fn a_foreign_peer_that_lives_gives_its_answer() {
     let (_, sent) = peer.calls().into_iter().find(|(method, _)| method.starts_with("Send")).unwrap();
     let message = &sent["message"];
     assert_eq!(message["referenceTaskIds"], json!([task["id"]]));
+    let record = cluster.task(task["id"].as_str().unwrap()).await;
+    let step = record.journal.iter().find(|step| matches!(step.intent, Intent::Delegate { .. })).unwrap();
+    assert_eq!(message["messageId"], format!("{}/{}", record.id, step.no), "the key of the step, on every attempt");
     assert!(message["contextId"].as_str().is_some_and(|context| context.starts_with(task["id"].as_str().unwrap())));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_whose_question_nobody_answers_is_canceled_with_the_task_that_waits_for_it() {
+    let peer = FakePeer::start(PeerScript::Asks).await;
+    let (task, cluster) = delegate_to(&peer).await;
+    assert_eq!(state_of(&task), "TASK_STATE_INPUT_REQUIRED", "{task}");
+    let canceled = cluster.nodes[0].agent("boss").call("CancelTask", json!({ "id": task["id"] })).await.unwrap();
+    assert_eq!(state_of(&canceled), "TASK_STATE_CANCELED", "{canceled}");
+    let (_, heard) = eventually("the peer to hear of it", async || {
+        peer.calls().into_iter().find(|(method, _)| method == "CancelTask")
+    })
+    .await;
+    assert_eq!(heard["id"], "foreign-task-1");
+    assert_eq!(peer.messages(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,6 @@
 //! A cluster of real node processes on this machine, each with its own folder, ports and log.
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::{
     fs::{self, OpenOptions},
@@ -150,6 +151,21 @@ impl TestNode {
     /// The id of its process.
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().and_then(|(child, _)| child.id())
+    }
+
+    /// `SIGSTOP`: the process stands still, and its connections stay open.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// `SIGCONT`.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = self.pid().and_then(|pid| Pid::from_raw(i32::try_from(pid).unwrap()));
+        kill_process(pid.expect("the node runs"), signal).unwrap();
     }
 
     /// `SIGKILL`.
@@ -326,6 +342,13 @@ impl Cluster {
         let record =
             eventually("the record of a task", async || self.alive().next()?.operator(&format!("tasks/{id}")).await)
                 .await;
+        serde_json::from_value(record.clone()).unwrap_or_else(|error| panic!("{error}: {record}"))
+    }
+
+    /// The record of a task, read through this node.
+    pub async fn task_at(&self, node: u64, id: &str) -> Task {
+        let path = format!("tasks/{id}");
+        let record = eventually("the record of a task", async || self.node(node).operator(&path).await).await;
         serde_json::from_value(record.clone()).unwrap_or_else(|error| panic!("{error}: {record}"))
     }
 

@@ -23,6 +23,8 @@ pub enum PeerScript {
     Completes,
     /// It works, sends one chunk, and the whole process is gone: streams break and nothing listens any more.
     DiesInTheMiddle,
+    /// It works, and then asks its client which colour.
+    Asks,
 }
 
 struct Shared {
@@ -115,11 +117,16 @@ async fn rpc(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
         *shared.context.lock().unwrap() = request["params"]["message"]["contextId"].clone();
     }
     let context = shared.context.lock().unwrap().clone();
+    let state = match shared.script {
+        PeerScript::Asks => "TASK_STATE_INPUT_REQUIRED",
+        PeerScript::Completes | PeerScript::DiesInTheMiddle => "TASK_STATE_COMPLETED",
+    };
     let id = request["id"].clone();
     match method.as_str() {
         "SendStreamingMessage" => stream(shared, id, context),
         "SendMessage" => reply(&id, &json!({ "task": task(&context, "TASK_STATE_COMPLETED") })),
-        "GetTask" => reply(&id, &task(&context, "TASK_STATE_COMPLETED")),
+        "GetTask" => reply(&id, &task(&context, state)),
+        "CancelTask" => reply(&id, &task(&context, "TASK_STATE_CANCELED")),
         "ListTasks" => reply(&id, &json!({ "tasks": [], "nextPageToken": "", "pageSize": 50, "totalSize": 0 })),
         _ => {
             axum::Json(json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32601, "message": "no such method" } }))
@@ -151,6 +158,7 @@ fn stream(shared: Arc<Shared>, id: Value, context: Value) -> Response {
         let events = match shared.script {
             PeerScript::Completes => vec![working, artifact, status("TASK_STATE_COMPLETED")],
             PeerScript::DiesInTheMiddle => vec![working, artifact],
+            PeerScript::Asks => vec![working, status("TASK_STATE_INPUT_REQUIRED")],
         };
         for event in events {
             let envelope = json!({ "jsonrpc": "2.0", "id": id, "result": event });

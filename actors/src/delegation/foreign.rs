@@ -4,7 +4,7 @@
 use futures::StreamExt;
 use std::time::Duration;
 use towline_a2a::{A2aClient, ClientError, EventStream, ListQuery, RemoteTask, SendOptions, SendReply, StreamEvent};
-use towline_core::{Message, Outcome};
+use towline_core::{Message, Outcome, TraceContext};
 use towline_trace::{Kind, Span, names};
 
 use super::{BackOff, Job, Look, News, Trouble, answer_message, look, outcome, question, trouble};
@@ -80,11 +80,11 @@ pub(super) async fn follow(job: &Job, shared: &Shared, tell: &impl Fn(News)) -> 
 }
 
 /// Tells the peer that its task is no longer wanted.
-pub(super) async fn cancel(job: &Job, shared: &Shared, task: &str) -> Result<(), ClientError> {
-    let Some(peer) = shared.config.peers.iter().find(|peer| peer.name == job.target) else { return Ok(()) };
+pub(super) async fn cancel(target: &str, shared: &Shared, task: &str, trace: &TraceContext) -> Result<(), ClientError> {
+    let Some(peer) = shared.config.peers.iter().find(|peer| peer.name == target) else { return Ok(()) };
     let Ok(client) = client(shared, peer, &peer.url) else { return Ok(()) };
     let (client, _) = endpoint(client, shared, peer).await;
-    client.cancel_task(task, Some(&job.trace)).await.map(|_| ())
+    client.cancel_task(task, Some(trace)).await.map(|_| ())
 }
 
 fn failed(error_type: &str, message: String) -> News {

@@ -44,8 +44,9 @@ pub(super) async fn call(
 ) -> Result<ToolResult, CallError> {
     tokio::select! {
         biased;
-        () = cancel.cancelled() => Err(canceled(&request.tool)),
+        // An answer that is there counts, also when nobody waits for it any more: it says what happened.
         result = call_uncanceled(handle, &request) => result,
+        () = cancel.cancelled() => Err(canceled(&request.tool)),
     }
 }
 
@@ -100,14 +101,16 @@ async fn attempt(
         Err(service_error) => service_error,
     };
     let what = format!("call {}.{}", handle.config.name, request.tool);
-    let error = call_error(&what, &service_error);
+    let mut error = call_error(&what, &service_error);
     if !is_broken(&service_error) {
         return Ok(Err(error));
     }
+    let never_arrived = never_arrived(&service_error);
+    error.may_have_happened = !never_arrived;
     let suspicion = ConnectionMsg::Suspect { generation: live.generation, reason: error.message.clone() };
     // A stopped actor has nothing to reconnect.
     let _ = handle.actor.cast(suspicion);
-    Err(Failure { error, never_arrived: never_arrived(&service_error) })
+    Err(Failure { error, never_arrived })
 }
 
 async fn exchange(handle: &McpHandle, live: &Live, request: &CallRequest) -> Result<ServerResult, ServiceError> {
@@ -204,7 +207,7 @@ fn canceled(tool: &str) -> CallError {
 }
 
 fn error(error_type: &'static str, message: String) -> CallError {
-    CallError { error_type: Cow::Borrowed(error_type), message }
+    CallError { error_type: Cow::Borrowed(error_type), message, may_have_happened: false }
 }
 
 /// Sorts what rmcp reports. A JSON-RPC error keeps its code, as the conventions for spans ask.
@@ -218,7 +221,7 @@ pub(super) fn call_error(what: &str, failure: &ServiceError) -> CallError {
         _ => "malformed_response".into(),
     };
     let cause = failure.source().map(|cause| format!(" ({cause})")).unwrap_or_default();
-    CallError { error_type, message: format!("{what}: {failure}{cause}") }
+    CallError { error_type, message: format!("{what}: {failure}{cause}"), may_have_happened: false }
 }
 
 fn is_broken(failure: &ServiceError) -> bool {

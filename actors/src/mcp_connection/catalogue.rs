@@ -33,6 +33,7 @@ pub(super) async fn list(peer: &Peer<RoleClient>, config: &McpServerConfig) -> R
     let tools = tokio::time::timeout(LIST_TIMEOUT, all_pages(peer)).await.map_err(|_| CallError {
         error_type: "timeout".into(),
         message: format!("list the tools of {}: not done after {LIST_TIMEOUT:?}", config.name),
+        may_have_happened: false,
     })??;
     Ok(tools.into_iter().filter(|tool| is_allowed(&tool.name, config)).map(|tool| tool_info(tool, config)).collect())
 }
@@ -69,13 +70,18 @@ async fn one_page(peer: &Peer<RoleClient>, cursor: Option<String>) -> Result<Lis
         return Err(CallError {
             error_type: "malformed_response".into(),
             message: "list tools: the server's answer is no list of tools".into(),
+            may_have_happened: false,
         });
     };
     Ok(page)
 }
 
 fn endless(what: String) -> CallError {
-    CallError { error_type: "malformed_response".into(), message: format!("list tools: the server sent {what}") }
+    CallError {
+        error_type: "malformed_response".into(),
+        message: format!("list tools: the server sent {what}"),
+        may_have_happened: false,
+    }
 }
 
 fn is_allowed(tool: &str, config: &McpServerConfig) -> bool {

@@ -111,6 +111,9 @@ pub struct CallError {
     pub error_type: Cow<'static, str>,
     /// What was tried and what went wrong.
     pub message: String,
+    /// Whether the server may have carried the call out all the same: it was sent, and the connection broke before the
+    /// answer.
+    pub may_have_happened: bool,
 }
 
 /// Where a connection stands.

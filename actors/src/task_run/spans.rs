@@ -188,6 +188,7 @@ mod tests {
             turn: Turn { number: 1, attempt: 1, span, parent: context(5), started: Timestamp(2), lost: vec![] },
             history: vec![],
             journal,
+            late_results: vec![],
             now: Timestamp(100),
         }
     }

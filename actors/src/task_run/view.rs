@@ -1,8 +1,8 @@
 //! What a run reads of its task: all but the events and artifacts, which it never needs.
 
 use towline_core::{
-    Adoption, AgentName, ContextId, Epoch, Lease, Message, MessageId, NodeId, Principal, State, Step, StepNo, Task,
-    TaskId, TaskState, Timestamp, TraceContext, Turn,
+    Adoption, AgentName, ContextId, Epoch, LateResult, Lease, Message, MessageId, NodeId, Principal, State, Step,
+    StepNo, Task, TaskId, TaskState, Timestamp, TraceContext, Turn,
 };
 
 /// The task as it was committed last.
@@ -20,6 +20,7 @@ pub(super) struct View {
     pub turn: Turn,
     pub history: Vec<Message>,
     pub journal: Vec<Step>,
+    pub late_results: Vec<LateResult>,
     /// The time of the last command that this node has applied.
     pub now: Timestamp,
 }
@@ -44,6 +45,7 @@ impl View {
             turn: task.turn.clone(),
             history: task.history.clone(),
             journal: task.journal.clone(),
+            late_results: task.late_results.clone(),
             now,
         }
     }

@@ -196,6 +196,12 @@ fn some_unless_empty(list: &[String]) -> Option<Vec<String>> {
     (!list.is_empty()).then(|| list.to_vec())
 }
 
+/// A time as the protocol writes it: RFC 3339, in UTC.
+pub fn time_text(at: Timestamp) -> String {
+    let shown = |time: chrono::DateTime<chrono::Utc>| time.to_rfc3339_opts(chrono::SecondsFormat::Millis, true);
+    time_to_sdk(at).map_or_else(|| format!("{} ms", at.0), shown)
+}
+
 fn time_to_sdk(at: Timestamp) -> Option<chrono::DateTime<chrono::Utc>> {
     i64::try_from(at.0).ok().and_then(chrono::DateTime::from_timestamp_millis)
 }

@@ -254,6 +254,9 @@ impl From<Rejection> for WireError {
             // No request of an A2A client leads to these.
             Rejection::StaleEpoch { .. }
             | Rejection::ReportGap { .. }
+            | Rejection::NotInDoubt { .. }
+            | Rejection::StepNotInDoubt { .. }
+            | Rejection::SeveralInDoubt { .. }
             | Rejection::UnexpectedStep { .. }
             | Rejection::UnknownToken
             | Rejection::TokenExpired

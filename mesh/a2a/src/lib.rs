@@ -12,7 +12,7 @@ pub mod errors;
 mod event_stream;
 
 pub use client::{A2aClient, ClientError, InvalidHeader, ListQuery, RemoteCard, RemotePage, SendOptions, SendReply};
-pub use convert::{Field, RemoteTask, StreamEvent};
+pub use convert::{Field, RemoteTask, StreamEvent, time_text};
 pub use errors::WireError;
 pub use event_stream::{EventStream, StreamItem};
 

@@ -655,6 +655,8 @@ fn command_name(command: &Command) -> &'static str {
         Command::Continue { .. } => "Continue",
         Command::Cancel { .. } => "Cancel",
         Command::Report(_) => "Report",
+        Command::Resolve(_) => "Resolve",
+        Command::Testify(_) => "Testify",
         Command::Found { .. } => "Found",
         Command::MintToken { .. } => "MintToken",
         Command::Enrol(_) => "Enrol",

@@ -85,18 +85,21 @@ impl Leadership {
         metrics.membership_config.membership().voter_ids().eq([self.node.0])
     }
 
-    /// Puts a proposal of a client into the log, unless the disk has only room left for Raft itself.
+    /// Puts a proposal of a client into the log. A disk that runs full takes no new work first, and then only what Raft
+    /// itself writes.
     pub(crate) async fn write(&self, payload: Bytes, trace: Option<TraceContext>, wait: Duration) -> Written {
         if let Err(forward) = self.raft.as_leader() {
             return Written::NotLeader(self.hint(&forward));
-        }
-        if let Err(full) = self.log.has_room() {
-            return Written::Unavailable(full.to_string());
         }
         let logged = match LoggedProposal::from_encoded(self.stamp(), trace, payload) {
             Ok(logged) => logged,
             Err(error) => return Written::Unavailable(format!("proposal is not taken: {error}")),
         };
+        if let Err(full) = self.log.has_room()
+            && (makes_work(&logged) || self.log.has_room_for_running().is_err())
+        {
+            return Written::Unavailable(full.to_string());
+        }
         self.append(logged, wait).await
     }
 
@@ -162,4 +165,25 @@ impl Leadership {
 pub(crate) fn wall_clock() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Whether a proposal brings work, as opposed to what the work that was taken comes to.
+fn makes_work(logged: &LoggedProposal) -> bool {
+    use towline_core::Command;
+    // What cannot be decoded is no report.
+    logged.proposal().map_or(true, |proposal| match proposal.command {
+        Command::Report(_)
+        | Command::Testify(_)
+        | Command::Resolve(_)
+        | Command::Cancel { .. }
+        | Command::NodeUp { .. }
+        | Command::NodeLost { .. }
+        | Command::AssignPending
+        | Command::Sweep => false,
+        Command::Submit(_)
+        | Command::Continue { .. }
+        | Command::Found { .. }
+        | Command::MintToken { .. }
+        | Command::Enrol(_) => true,
+    })
 }

@@ -129,6 +129,8 @@ fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
         | Command::Continue { .. }
         | Command::Cancel { .. }
         | Command::Report(_)
+        | Command::Resolve(_)
+        | Command::Testify(_)
         | Command::MintToken { .. }
         | Command::RemoveNode { .. }
         | Command::NodeUp { .. } => true,

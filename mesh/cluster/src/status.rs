@@ -35,6 +35,9 @@ pub struct ClusterStatus {
     pub quorum: String,
     /// The disk of this node.
     pub disk: DiskStatus,
+    /// How many results of owners whose lease had ended were kept as evidence, and not applied.
+    #[serde(default)]
+    pub late_results: u64,
 }
 
 /// One node of the cluster.
@@ -99,6 +102,7 @@ pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
         committed: metrics.cluster_committed.map_or(0, |log_id| log_id.index),
         applied: metrics.last_applied.map_or(0, |log_id| log_id.index),
         disk: disk(cluster),
+        late_results: cluster.local(towline_core::State::late_results),
     }
 }
 

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, AgentSpec, BootId, Effect, Enrolment, Message, NodeAddresses, NodeId, NodeRole, OwnerReport, Principal,
-    StepNo, Submission, TaskId, TaskState, TraceContext,
+    AgentName, AgentSpec, BootId, Effect, Enrolment, LateReport, Message, NodeAddresses, NodeId, NodeRole, OwnerReport,
+    Principal, Resolve, StepNo, Submission, TaskId, TaskState, TraceContext, doubt::listed,
 };
 
 /// A command, and who stands behind it.
@@ -37,6 +37,10 @@ pub enum Command {
     },
     /// The owner of a task reports.
     Report(OwnerReport),
+    /// A person decides about a step in doubt.
+    Resolve(Box<Resolve>),
+    /// A former owner tells what came of a step after its lease had ended: kept as evidence, never applied.
+    Testify(Box<LateReport>),
     /// The first node founds the cluster.
     Found {
         /// Id of the cluster.
@@ -192,6 +196,32 @@ pub enum Rejection {
     UndecidedDoubt {
         /// The step.
         step: StepNo,
+    },
+    /// No step of the task waits for a decision.
+    #[error("task {task} is {state:?} and waits for no decision: no step of it is in doubt")]
+    NotInDoubt {
+        /// The task.
+        task: TaskId,
+        /// Its state.
+        state: TaskState,
+    },
+    /// Another step than the one that was named is in doubt.
+    #[error("step {step} of task {task} is not in doubt; in doubt: step {}", listed(in_doubt))]
+    StepNotInDoubt {
+        /// The task.
+        task: TaskId,
+        /// What was named.
+        step: StepNo,
+        /// What waits.
+        in_doubt: Vec<StepNo>,
+    },
+    /// No step was named, and several are in doubt.
+    #[error("several steps of task {task} are in doubt: say which one of {}", listed(in_doubt))]
+    SeveralInDoubt {
+        /// The task.
+        task: TaskId,
+        /// What waits.
+        in_doubt: Vec<StepNo>,
     },
     /// More than a bound allows.
     #[error("{what} exceeds the limit of {limit}")]

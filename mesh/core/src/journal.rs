@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-use crate::{Message, MessageId, Timestamp, TraceContext};
+use crate::{Message, MessageId, Resolution, Timestamp, TraceContext};
 
 /// Number of a step in its task, from 0. With the task id it is the idempotency key of the step's effect, the same on
 /// every attempt.
@@ -205,6 +205,9 @@ pub struct Step {
     /// Set when the peer of a delegation asked its client something.
     #[serde(default)]
     pub asked: Option<Asked>,
+    /// Set when an operator settled its doubt.
+    #[serde(default)]
+    pub resolved: Option<Resolution>,
     /// What came of it.
     pub ended: Option<StepRecord>,
 }

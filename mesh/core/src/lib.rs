@@ -14,6 +14,8 @@
 mod agent;
 mod command;
 mod content;
+mod digest;
+mod doubt;
 mod effect;
 mod enrolment;
 mod event;
@@ -31,6 +33,8 @@ mod trace_context;
 pub use agent::{Agent, AgentSpec, Placement};
 pub use command::{Applied, Command, Proposal, Rejection, Reply};
 pub use content::{Artifact, Content, Message, Metadata, Part, Role};
+pub use digest::Digest;
+pub use doubt::{LateReport, LateResult, Resolution, Resolve, Verdict};
 pub use effect::Effect;
 pub use enrolment::{Enrolment, JoinToken, NodeRole};
 pub use event::{Event, EventKind};

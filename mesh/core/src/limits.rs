@@ -46,3 +46,16 @@ pub const MAX_REASSIGNED_PER_ENTRY: usize = 1_000;
 
 /// Terminal tasks that one sweep removes at most.
 pub const MAX_SWEPT_PER_ENTRY: usize = 1_000;
+
+/// How long a message is remembered after the end of its task: a client that retries for a day makes no second task.
+pub const DEDUP_AFTER_END_MS: u64 = 24 * 3600 * 1000;
+
+/// Messages of ended tasks that are remembered; beyond it the oldest go before their day is over, since each costs memory
+/// on every node.
+pub const MAX_REMEMBERED_MESSAGES: usize = 200_000;
+
+/// Late results that are kept of one task: as many owners as are ever lost with one, times a few calls side by side.
+pub const MAX_LATE_RESULTS: usize = 16;
+
+/// Longest text that is kept of a late result, in characters: it is shown to a person.
+pub const MAX_LATE_RESULT_CHARS: usize = 2_000;

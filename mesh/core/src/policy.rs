@@ -9,9 +9,10 @@ pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> 
             Principal::Operator | Principal::Agent { .. } => true,
             Principal::Node(_) => false,
         },
-        Command::MintToken { .. } | Command::RemoveNode { .. } => *by == Principal::Operator,
+        Command::MintToken { .. } | Command::RemoveNode { .. } | Command::Resolve(_) => *by == Principal::Operator,
         Command::NodeUp { node, .. } => *by == Principal::Node(*node),
         Command::Report(_)
+        | Command::Testify(_)
         | Command::Found { .. }
         | Command::Enrol(_)
         | Command::NodeLost { .. }

@@ -13,6 +13,11 @@ use crate::{
     TaskState, TaskStatus, Timestamp, Turn, VShard, limits, policy, task,
 };
 
+mod dedup;
+mod doubt;
+
+use dedup::{Expiring, Sent};
+
 type TaskKey = (VShard, TaskId);
 
 /// The id of the first node; every other id is the log index of an enrolment, which is greater.
@@ -36,16 +41,14 @@ pub struct State {
     /// Tasks that should run and have no owner.
     unassigned: BTreeSet<TaskId>,
     children: BTreeMap<TaskId, BTreeSet<TaskId>>,
+    /// Messages of tasks that have ended, by when that was.
+    #[serde(default)]
+    expiring: BTreeSet<Expiring>,
+    #[serde(default)]
+    late_results: u64,
     /// Terminal tasks by the time they ended, for the sweep.
     ended: BTreeSet<(Timestamp, TaskId)>,
     last: Stamp,
-}
-
-/// Where a message went when it came first; the task's history holds what it said.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Sent {
-    task: TaskId,
-    agent: AgentName,
 }
 
 /// Which tasks a listing shows.
@@ -90,6 +93,8 @@ impl State {
             Command::Continue { task, message, trace } => self.continue_task(&by, task, message, trace, stamp),
             Command::Cancel { task } => self.cancel(&by, task, stamp),
             Command::Report(report) => self.report(&by, report, stamp),
+            Command::Resolve(resolve) => self.resolve(by, *resolve, stamp),
+            Command::Testify(report) => self.testify(&by, *report, stamp),
             Command::Found { cluster, name, node_name, addresses } => {
                 self.found(cluster, name, node_name, addresses, stamp)
             }
@@ -190,6 +195,7 @@ impl State {
     pub fn has_sweepable(&self, now: Timestamp) -> bool {
         self.ended.len() > limits::MAX_TERMINAL_TASKS
             || self.ended.first().is_some_and(|(at, _)| now.0.saturating_sub(at.0) > limits::TERMINAL_RETENTION_MS)
+            || self.has_expired_messages(now)
             || self.tokens.values().any(|token| token_is_over(token, now))
     }
 
@@ -218,7 +224,7 @@ impl State {
     }
 
     fn submit(&mut self, by: Principal, submission: Submission, stamp: Stamp) -> Result<Applied, Rejection> {
-        if let Some(task) = self.sent_before(&by, &submission.message, Some(&submission.agent))? {
+        if let Some(task) = self.sent_before(&by, &submission.message, Some(&submission.agent), stamp.at)? {
             return Ok(Applied { reply: Reply::Submitted { task, created: false }, effects: Vec::new() });
         }
         check_message(&submission.message)?;
@@ -264,7 +270,7 @@ impl State {
         let Some(task) = self.task_for(by, id) else {
             return Err(Rejection::UnknownTask { task: id });
         };
-        if let Some(task) = self.sent_before(by, &message, None)? {
+        if let Some(task) = self.sent_before(by, &message, None, stamp.at)? {
             return Ok(Applied { reply: Reply::Continued { task }, effects: Vec::new() });
         }
         check_message(&message)?;
@@ -284,20 +290,8 @@ impl State {
         self.remember(by.owner(), &message, &task);
         task.bytes += message.size();
         task.history.push(message);
-        task.turn = Turn {
-            number: task.turn.number,
-            attempt: task.turn.attempt,
-            span: None,
-            parent: trace,
-            started: stamp.at,
-            lost: task.turn.lost,
-        };
-        task.set_status(stamp.at, TaskState::Submitted, None, Metadata::new());
         self.tasks.insert(key(id), Arc::new(task));
-        self.unassigned.insert(id);
-        let mut effects = vec![Effect::Changed { task: id }];
-        self.assign(id, None, stamp, &mut effects);
-        Ok(Applied { reply: Reply::Continued { task: id }, effects })
+        Ok(self.go_on(id, trace, Metadata::new(), stamp))
     }
 
     fn cancel(&mut self, by: &Principal, id: TaskId, stamp: Stamp) -> Result<Applied, Rejection> {
@@ -325,7 +319,7 @@ impl State {
                 task.set_status(stamp.at, TaskState::Canceled, None, Metadata::new());
                 effects.push(Effect::Changed { task: id });
                 self.release(id, effects);
-                self.ended.insert((stamp.at, id));
+                self.end(id, stamp);
             }
             open.extend(self.children.get(&id).into_iter().flatten());
         }
@@ -368,7 +362,7 @@ impl State {
             self.release(id, &mut effects);
         }
         if state.is_terminal() {
-            self.ended.insert((stamp.at, id));
+            self.end(id, stamp);
             self.cancel_tree(id, stamp, &mut effects);
         }
         Ok(done(effects))
@@ -527,21 +521,26 @@ impl State {
             self.ended.pop_first();
             self.forget(id);
         }
+        self.forget_messages(stamp.at);
         self.tokens.retain(|_, token| !token_is_over(token, stamp.at));
         done(Vec::new())
     }
 
     fn forget(&mut self, id: TaskId) {
         let Some(task) = self.tasks.remove(&key(id)) else { return };
-        for message in &task.history {
-            self.dedup.remove(&(task.owner.clone(), message.message_id.clone()));
-        }
+        self.forget_unnoted(&task);
         self.children.remove(&id);
         if let Some(parent) = &task.parent
             && let Some(siblings) = self.children.get_mut(&parent.task)
         {
             siblings.remove(&id);
         }
+    }
+
+    /// Notes that a task has ended, for the sweep.
+    fn end(&mut self, id: TaskId, stamp: Stamp) {
+        self.ended.insert((stamp.at, id));
+        self.let_messages_expire(id, stamp.at);
     }
 
     /// Ends the lease of a task that no longer runs.
@@ -663,32 +662,6 @@ impl State {
         }
         Ok(())
     }
-
-    /// The task that the same message made or continued before.
-    fn sent_before(
-        &self,
-        by: &Principal,
-        message: &Message,
-        agent: Option<&AgentName>,
-    ) -> Result<Option<TaskId>, Rejection> {
-        let owner = by.owner().clone();
-        let Some(sent) = self.dedup.get(&(owner, message.message_id.clone())) else { return Ok(None) };
-        let stored = self
-            .task(sent.task)
-            .and_then(|task| task.history.iter().find(|stored| stored.message_id == message.message_id));
-        let same =
-            stored.is_some_and(|first| first.same_content(message)) && agent.is_none_or(|agent| *agent == sent.agent);
-        if same {
-            Ok(Some(sent.task))
-        } else {
-            Err(Rejection::MessageReused { message: message.message_id.to_string(), task: sent.task })
-        }
-    }
-
-    fn remember(&mut self, owner: &Principal, message: &Message, task: &Task) {
-        let sent = Sent { task: task.id, agent: task.agent.clone() };
-        self.dedup.insert((owner.clone(), message.message_id.clone()), sent);
-    }
 }
 
 impl ListFilter {
@@ -781,6 +754,7 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
         lost_owner: None,
         adoptions: Vec::new(),
         ran_on: Vec::new(),
+        late_results: Vec::new(),
         turn: Turn { number: 1, attempt: 1, span: None, parent: trace, started: at, lost: Vec::new() },
         journal: Vec::new(),
         trace,
@@ -813,16 +787,7 @@ fn settle_questions(task: &mut Task, message: &Message, at: Timestamp) -> Result
         step.ended = Some(crate::StepRecord { outcome: Outcome::Returned { content: answer, is_error: false }, at });
         return Ok(());
     }
-    let (verdict, rest) = answer.trim().split_once(char::is_whitespace).unwrap_or((answer.trim(), ""));
-    let outcome = match verdict.to_ascii_lowercase().as_str() {
-        "retry" => {
-            step.doubt = Some(Doubt::Retry);
-            None
-        }
-        "done" => Some(Outcome::Returned { content: rest.trim().to_owned(), is_error: false }),
-        "failed" => Some(Outcome::Failed { error_type: "in_doubt".to_owned(), message: rest.trim().to_owned() }),
-        _ => return Err(Rejection::UndecidedDoubt { step: step.no }),
-    };
-    step.ended = outcome.map(|outcome| crate::StepRecord { outcome, at });
+    let verdict = crate::doubt::verdict_of(message).ok_or(Rejection::UndecidedDoubt { step: step.no })?;
+    crate::doubt::settle(step, &verdict, at);
     Ok(())
 }

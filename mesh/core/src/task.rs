@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::{
-    AgentName, Artifact, Asked, ContextId, Doubt, Epoch, Event, EventKind, Intent, Lease, Message, Metadata, NodeId,
-    Outcome, Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp, TraceContext,
+    AgentName, Artifact, Asked, ContextId, Doubt, Epoch, Event, EventKind, Intent, LateResult, Lease, Message,
+    Metadata, NodeId, Outcome, Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp, TraceContext,
     limits::{
         MAX_ARTIFACTS, MAX_CONTENT_BYTES, MAX_EVENTS_PER_TASK, MAX_PARTS, MAX_RETAINED_EVENTS, MAX_STEPS,
         MAX_TASK_BYTES,
@@ -163,6 +163,9 @@ pub struct Task {
     /// The nodes that held its lease, in order; one that holds it again at once is not named twice.
     #[serde(default)]
     pub ran_on: Vec<NodeId>,
+    /// What former owners told after their lease had ended: evidence, never applied.
+    #[serde(default)]
+    pub late_results: Vec<LateResult>,
     /// The current or last turn.
     pub turn: Turn,
     /// The steps of all turns.
@@ -411,6 +414,7 @@ pub(crate) fn apply_word(task: &mut Task, word: OwnerWord, at: Timestamp) {
             started: at,
             doubt: None,
             asked: None,
+            resolved: None,
             ended: None,
         }),
         OwnerWord::StepRestarted { step, span } => {

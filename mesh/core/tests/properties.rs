@@ -135,6 +135,9 @@ enum Op {
     Lost { node: u64, earlier_life: bool },
     AssignPending,
     Sweep { after_retention: bool },
+    Resolve { task: u64, step: Option<u32>, verdict: u8 },
+    Testify { task: u64, node: u64, step: u32 },
+    Day,
     Enrol { position: u64, token: u64 },
     Mint { token: u64 },
 }
@@ -194,6 +197,9 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0..4_u64, prop::bool::weighted(0.2)).prop_map(|(node, earlier_life)| Op::Lost { node, earlier_life }),
         1 => Just(Op::AssignPending),
         1 => prop::bool::weighted(0.3).prop_map(|after_retention| Op::Sweep { after_retention }),
+        2 => (1..=TASKS, prop::option::of(0..3_u32), 0..3_u8).prop_map(|(task, step, verdict)| Op::Resolve { task, step, verdict }),
+        2 => (1..=TASKS, 0..4_u64, 0..3_u32).prop_map(|(task, node, step)| Op::Testify { task, node, step }),
+        1 => Just(Op::Day),
         1 => (10..13_u64, 0..2_u64).prop_map(|(position, token)| Op::Enrol { position, token }),
         1 => (0..2_u64).prop_map(|token| Op::Mint { token }),
     ]
@@ -277,6 +283,21 @@ fn perform(log: &mut Log, op: &Op) -> Option<Result<Applied, Rejection>> {
             if *after_retention {
                 log.pass(limits::TERMINAL_RETENTION_MS + 1);
             }
+            Some(log.node(1, Command::Sweep))
+        }
+        Op::Resolve { task, step, verdict } => {
+            let verdicts =
+                [Verdict::Retry, Verdict::Done { result: "sent".into() }, Verdict::Failed { reason: "no".into() }];
+            Some(log.resolve(task_id(*task), *step, verdicts[usize::from(*verdict)].clone()))
+        }
+        Op::Testify { task, node, step } => {
+            let id = task_id(*task);
+            let epoch = log.state.task(id)?.adoptions.last().map_or(Epoch(1), |last| Epoch(last.epoch.0 - 1));
+            let lost = Lease { node: NodeId(pick(log, *node)), boot: boot(1, 1), epoch, reported: 0 };
+            Some(log.testify(&lost, id, *step, "it was sent"))
+        }
+        Op::Day => {
+            log.pass(limits::DEDUP_AFTER_END_MS);
             Some(log.node(1, Command::Sweep))
         }
         Op::Enrol { position, token } => {
@@ -476,7 +497,12 @@ fn assert_children_do_not_outlive(state: &State, task: &Task) {
     }
 }
 
+/// While the task is open, and a day longer.
 fn assert_messages_are_remembered(state: &State, task: &Task) {
+    let age = state.last().at.0 - task.status.at.0;
+    if task.status.state.is_terminal() && age >= limits::DEDUP_AFTER_END_MS {
+        return;
+    }
     let mut fork = state.clone();
     let mut again = submission(999_999, task.agent.as_str(), 1, task.history[0].clone());
     again.fresh_context = task.context.clone();

@@ -65,8 +65,10 @@ fn the_kept_log_shows_every_kind_of_command() {
             "node_lost",
             "node_up",
             "report",
+            "resolve",
             "submit",
-            "sweep"
+            "sweep",
+            "testify"
         ]
     );
 }
@@ -152,9 +154,12 @@ fn eventful_day() -> Log {
 
     let doubtful = log.submit(5, "reader", nodes[2]);
     log.report(doubtful, vec![turn_started(5), step_started(0, tool_intent(OnAdoption::Ask))]).unwrap();
+    let lost = log.lease(doubtful);
     log.up(nodes[2], boot(nodes[2], 2)).unwrap();
     let doubt = OwnerWord::Doubt { steps: vec![StepNo(0)], message: agent_message("doubt", "was it sent?") };
     log.report(doubtful, vec![turn_started(6), doubt]).unwrap();
+    log.testify(&lost, doubtful, 0, "17 lines").unwrap();
+    log.resolve(doubtful, Some(0), Verdict::Done { result: "17 lines".into() }).unwrap();
 
     let again = submission(6, "reader", nodes[0], user_message("m-1", "something else"));
     log.operator(Command::Submit(Box::new(again))).unwrap_err();
@@ -188,5 +193,7 @@ fn kind(command: &Command) -> &'static str {
         Command::RemoveNode { .. } => "remove_node",
         Command::AssignPending => "assign_pending",
         Command::Sweep => "sweep",
+        Command::Resolve(_) => "resolve",
+        Command::Testify(_) => "testify",
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct Asked<'a> {
     pub call: Call,
     /// The `Last-Event-ID` header.
     pub last_event_id: Option<u64>,
+    /// How fresh a read has to be, as it was asked for in the query.
+    pub consistency: Option<String>,
     /// The span of the HTTP request.
     pub http: TraceContext,
 }
@@ -79,13 +81,22 @@ pub(super) enum ReplyOn {
     },
 }
 
+/// How fresh a read is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Consistency {
+    /// It shows everything that was committed before it was asked for.
+    Linearizable,
+    /// It shows what this node has applied: stale perhaps, and at once, also without a quorum.
+    Local,
+}
+
 /// What is read.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Query {
     /// `GetTask`.
-    Task(TaskId, TaskView),
+    Task(TaskId, TaskView, Consistency),
     /// `ListTasks`.
-    List(ListRequest),
+    List(ListRequest, Consistency),
     /// `SubscribeToTask`.
     Subscribe {
         /// The task.
@@ -175,6 +186,7 @@ impl Method {
 /// Turns a request into a decision. Pure: the same request and the same ids make the same decision.
 pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh: Fresh) -> Result<Decision, WireError> {
     let params = asked.call.params.clone();
+    let consistency = consistency(method, asked.consistency.as_deref())?;
     match method {
         Method::SendMessage => {
             let request = convert::send_request(params)?;
@@ -192,12 +204,12 @@ pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh:
         Method::GetTask => {
             let request = convert::get_request(params)?;
             let view = TaskView { history: request.history_length, artifacts: true };
-            Ok(Decision::Reply(Query::Task(task_id(&request.task)?, view)))
+            Ok(Decision::Reply(Query::Task(task_id(&request.task)?, view, consistency)))
         }
         Method::ListTasks => {
             let mut request = convert::list_request(params)?;
             request.filter.agent = asked.agent.is_some().then_some(agent);
-            Ok(Decision::Reply(Query::List(request)))
+            Ok(Decision::Reply(Query::List(request, consistency)))
         }
         Method::CancelTask => {
             let task = task_id(&convert::task_request(params)?)?;
@@ -209,6 +221,28 @@ pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh:
         }
         Method::PushConfig => Err(WireError::no_push()),
         Method::GetExtendedAgentCard => Err(WireError::no_extended_card()),
+    }
+}
+
+/// What `?consistency=` means for a method: only what reads once can be asked to read locally.
+fn consistency(method: Method, asked: Option<&str>) -> Result<Consistency, WireError> {
+    let wrong = |problem: &str| Err(convert::Field::new("consistency", problem).into());
+    match (asked, method) {
+        (None | Some("linearizable"), _) => Ok(Consistency::Linearizable),
+        (Some("local"), Method::GetTask | Method::ListTasks) => Ok(Consistency::Local),
+        (Some("local"), _) => wrong("is for GetTask and ListTasks: other methods do not read once"),
+        (Some(_), _) => wrong("is not known: local or linearizable"),
+    }
+}
+
+async fn read<R>(
+    cluster: &ClusterHandle,
+    consistency: Consistency,
+    look: impl FnOnce(&State) -> R,
+) -> Result<R, WireError> {
+    match consistency {
+        Consistency::Linearizable => cluster.read(look).await.map_err(unavailable),
+        Consistency::Local => Ok(cluster.local(look)),
     }
 }
 
@@ -262,20 +296,20 @@ async fn perform(
             describe(span, &settings.cluster, task);
             answer?.encode().map(Outcome::Answer)
         }
-        Decision::Reply(Query::Task(task, view)) => {
+        Decision::Reply(Query::Task(task, view, consistency)) => {
             span.set(names::A2A_TASK_ID, task.to_string());
-            let read = |state: &State| state.task_for(principal, task).map(|task| convert::task(task, view));
-            let answer = settings.cluster.read(read).await.map_err(unavailable)?;
+            let look = |state: &State| state.task_for(principal, task).map(|task| convert::task(task, view));
+            let answer = read(&settings.cluster, consistency, look).await?;
             describe(span, &settings.cluster, task);
             answer.ok_or_else(|| WireError::unknown_task(&task.to_string()))?.encode().map(Outcome::Answer)
         }
-        Decision::Reply(Query::List(request)) => {
+        Decision::Reply(Query::List(request, consistency)) => {
             let view = TaskView { history: request.history_length, artifacts: request.include_artifacts };
-            let read = |state: &State| {
+            let look = |state: &State| {
                 let page = state.list(principal, &request.filter, request.page_size);
                 convert::list_result(&page, request.page_size, view)
             };
-            settings.cluster.read(read).await.map_err(unavailable)?.encode().map(Outcome::Answer)
+            read(&settings.cluster, consistency, look).await?.encode().map(Outcome::Answer)
         }
         Decision::Reply(Query::Subscribe { task, after }) => {
             span.set(names::A2A_TASK_ID, task.to_string());
@@ -303,6 +337,8 @@ async fn propose(
         Command::Submit(_)
         | Command::Continue { .. }
         | Command::Report(_)
+        | Command::Resolve(_)
+        | Command::Testify(_)
         | Command::Found { .. }
         | Command::MintToken { .. }
         | Command::Enrol(_)

@@ -103,7 +103,14 @@ async fn answer(shared: &Shared, agent: Option<String>, route: &'static str, req
     let response = match received {
         Ok((caller, call)) => {
             let (id, http) = (call.id.clone(), span.context());
-            let asked = Asked { agent: agent.as_deref(), caller, call, last_event_id: last_event_id(&parts), http };
+            let asked = Asked {
+                agent: agent.as_deref(),
+                caller,
+                call,
+                last_event_id: last_event_id(&parts),
+                consistency: consistency(&parts),
+                http,
+            };
             respond(&shared.settings, asked, metadata_trace).await.unwrap_or_else(|error| {
                 span.fail(error.reason, &error.message);
                 Failure::new(id, error).into_response()
@@ -148,6 +155,12 @@ fn http_span(parts: &Parts, route: &str, call: Option<&Call>) -> (Span, Option<T
     }
     let other = header.zip(metadata).filter(|(header, metadata)| header.trace_id != metadata.trace_id);
     (span, other.map(|(_, metadata)| metadata))
+}
+
+/// What `?consistency=` asks for; the last one counts.
+fn consistency(parts: &Parts) -> Option<String> {
+    let pairs = parts.uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+    pairs.rev().find(|(name, _)| *name == "consistency").map(|(_, value)| value.to_owned())
 }
 
 fn last_event_id(parts: &Parts) -> Option<u64> {

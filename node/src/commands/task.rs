@@ -11,7 +11,7 @@ use super::{
     state_word,
 };
 use crate::{
-    cli::{TaskCommand, TaskListArgs},
+    cli::{ResolveArgs, TaskCommand, TaskListArgs, VerdictArg},
     error::CliError,
     output::Output,
     waterfall,
@@ -30,10 +30,35 @@ pub(crate) async fn run(command: TaskCommand, client: &Client, output: &mut Outp
             let task = client.mesh().cancel_task(&id, None).await.map_err(|error| call_failed(&error))?;
             show(&task, output)
         }
+        TaskCommand::Resolve(args) => resolve(args, client, output).await,
         TaskCommand::List(args) => list(args, client, output).await,
         TaskCommand::Subscribe { id, from } => subscribe(&id, from, client, output).await,
         TaskCommand::Trace { id, no_raft } => trace(&id, no_raft, client, output).await,
     }
+}
+
+async fn resolve(args: ResolveArgs, client: &Client, output: &mut Output) -> Result<(), CliError> {
+    let ResolveArgs { id, step, verdict, result, reason } = args;
+    let word = match verdict {
+        VerdictArg::Done => "done",
+        VerdictArg::Retry => "retry",
+        VerdictArg::Failed => "failed",
+    };
+    let mut decision = serde_json::Map::from_iter([("as".to_owned(), Value::from(word))]);
+    decision.extend(step.map(|step| ("step".to_owned(), step.into())));
+    decision.extend(result.map(|result| ("result".to_owned(), result.into())));
+    decision.extend(reason.map(|reason| ("reason".to_owned(), reason.into())));
+    let answer = client.post(&format!("/api/v1/tasks/{id}/resolve"), &decision.into()).await?;
+    if output.is_json() {
+        return Ok(output.json(&answer)?);
+    }
+    let rest: Vec<String> = answer["in_doubt"].as_array().into_iter().flatten().map(Value::to_string).collect();
+    let then = if rest.is_empty() {
+        "the task goes on".to_owned()
+    } else {
+        format!("still in doubt: step {}", rest.join(", "))
+    };
+    Ok(output.line(format!("step {} of task {id} counts as {word}; {then}", answer["step"]))?)
 }
 
 fn show(task: &RemoteTask, output: &mut Output) -> Result<(), CliError> {

@@ -6,8 +6,9 @@
 
 use serde_json::{Value, json};
 use std::{
-    fs::OpenOptions,
+    fs::{self, File, OpenOptions},
     io::{self, BufRead, Write},
+    path::Path,
     process,
     sync::{Arc, Mutex},
     thread,
@@ -29,7 +30,8 @@ fn main() {
             note(&calls, &params);
             let out = Arc::clone(&out);
             // Side by side, so that a slow call does not hold up the next one.
-            thread::spawn(move || send(&out, &id, call(&params)));
+            let calls = calls.clone();
+            thread::spawn(move || send(&out, &id, call(&calls, &params)));
         } else {
             send(&out, &id, answer(method, &params));
         }
@@ -69,11 +71,13 @@ fn page(cursor: Option<&str>) -> Value {
             tool("crash", "Ends this server.", true),
             tool("fail", "Says that it failed.", true),
             tool("send_once", "Does something that must not happen twice.", false),
+            tool("send_gated", "Does it when FILE.go is there, and leaves FILE.done.", false),
+            tool("crash_once", "Ends this server the first time.", false),
         ] }),
     }
 }
 
-fn call(params: &Value) -> Answer {
+fn call(calls: &str, params: &Value) -> Answer {
     let text = params["arguments"]["text"].as_str().unwrap_or_default();
     let content =
         |text: &str, is_error: bool| Ok(json!({ "content": [{ "type": "text", "text": text }], "isError": is_error }));
@@ -84,6 +88,15 @@ fn call(params: &Value) -> Answer {
             content("at last", false)
         }
         "crash" => process::exit(3),
+        "crash_once" if noted(calls, "crash_once") == 1 => process::exit(3),
+        "crash_once" => content("the second time", false),
+        "send_gated" => {
+            while !Path::new(&format!("{calls}.go")).exists() {
+                thread::sleep(Duration::from_millis(20));
+            }
+            File::create(format!("{calls}.done")).unwrap();
+            content("250 accepted", false)
+        }
         "fail" => content("the tool says no", true),
         "send_once" => {
             thread::sleep(Duration::from_secs(3_600));
@@ -91,6 +104,11 @@ fn call(params: &Value) -> Answer {
         }
         other => Err((INVALID_PARAMS, format!("no tool {other}"))),
     }
+}
+
+fn noted(file: &str, tool: &str) -> usize {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    text.lines().filter(|line| line.split(' ').next() == Some(tool)).count()
 }
 
 fn note(file: &str, params: &Value) {

@@ -137,8 +137,21 @@ impl LogStore {
     /// # Errors
     /// When less than the reserve is free.
     pub fn has_room(&self) -> Result<(), DiskFull> {
+        self.has_reserve(1)
+    }
+
+    /// Whether there is room for what running tasks come to: they may use half of the reserve, so that work that was taken
+    /// ends, and the other half is Raft's.
+    ///
+    /// # Errors
+    /// When less than half of the reserve is free.
+    pub fn has_room_for_running(&self) -> Result<(), DiskFull> {
+        self.has_reserve(2)
+    }
+
+    fn has_reserve(&self, part: u64) -> Result<(), DiskFull> {
         let Some(Space { free, total }) = self.space() else { return Ok(()) };
-        let reserve = DISK_RESERVE_BYTES.min(total / DISK_RESERVE_PART);
+        let reserve = DISK_RESERVE_BYTES.min(total / DISK_RESERVE_PART) / part;
         if free < reserve { Err(DiskFull { dir: self.0.dir.clone(), free, reserve }) } else { Ok(()) }
     }
 

@@ -129,6 +129,30 @@ impl Log {
         self.node(lease.node.0, Command::Report(report))
     }
 
+    /// A task whose tool call is in doubt after the loss of its owner, and the lease that was lost.
+    pub fn doubtful(&mut self, number: u64, calls: u32) -> (TaskId, Lease) {
+        let id = self.submit(number, "reader", 1);
+        let mut words = vec![turn_started(number)];
+        words.extend((0..calls).map(|no| step_started(no, tool_intent(OnAdoption::Ask))));
+        self.report(id, words).unwrap();
+        let lost = self.lease(id);
+        self.lose(lost.node.0);
+        let steps = (0..calls).map(StepNo).collect();
+        let doubt = OwnerWord::Doubt { steps, message: agent_message(&format!("doubt-{number}"), "was it sent?") };
+        self.report(id, vec![turn_started(number + 1), doubt]).unwrap();
+        (id, lost)
+    }
+
+    pub fn resolve(&mut self, id: TaskId, step: Option<u32>, verdict: Verdict) -> Result<Applied, Rejection> {
+        let request = uuid(7_000 + self.entries.len() as u64);
+        self.operator(resolve(request, id, step, verdict))
+    }
+
+    /// A former owner tells what came of a step.
+    pub fn testify(&mut self, lost: &Lease, id: TaskId, step: u32, text: &str) -> Result<Applied, Rejection> {
+        self.node(lost.node.0, testimony(lost, id, step, text))
+    }
+
     /// What a refused command must leave as it was: everything but the position in the log.
     pub fn without_position(&self) -> State {
         let mut state = self.state.clone();
@@ -137,6 +161,15 @@ impl Log {
         state.apply(nobody, far).unwrap_err();
         state
     }
+}
+
+pub fn resolve(request: Uuid, id: TaskId, step: Option<u32>, verdict: Verdict) -> Command {
+    Command::Resolve(Box::new(Resolve { request, task: id, step: step.map(StepNo), verdict, trace: span(70) }))
+}
+
+pub fn testimony(lost: &Lease, id: TaskId, step: u32, text: &str) -> Command {
+    let outcome = Outcome::Returned { content: text.to_owned(), is_error: false };
+    Command::Testify(Box::new(LateReport { task: id, epoch: lost.epoch, step: StepNo(step), outcome }))
 }
 
 /// The state as a snapshot holds it.

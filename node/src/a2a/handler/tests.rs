@@ -98,7 +98,7 @@ fn the_endpoint_of_an_agent_lists_its_tasks_and_the_front_door_lists_all() {
         let mut asked = asked("ListTasks", json!({ "status": "TASK_STATE_WORKING" }));
         asked.agent = agent;
         match decide(Method::ListTasks, &asked, "reader".parse().unwrap(), fresh()).unwrap() {
-            Decision::Reply(Query::List(request)) => request.filter,
+            Decision::Reply(Query::List(request, Consistency::Linearizable)) => request.filter,
             other => panic!("not a listing: {other:?}"),
         }
     };
@@ -136,12 +136,37 @@ fn fresh() -> Fresh {
     }
 }
 
+#[test]
+fn a_read_is_local_only_where_the_caller_asks_for_it() {
+    let read = |method: &str, params: Value, consistency: Option<&str>| {
+        let asked = Asked { consistency: consistency.map(str::to_owned), ..asked(method, params) };
+        decide(Method::named(method).unwrap(), &asked, "surveyor".parse().unwrap(), fresh())
+    };
+    let get = |consistency| read("GetTask", json!({ "id": OURS }), consistency);
+    for (asked, expected) in [
+        (None, Consistency::Linearizable),
+        (Some("linearizable"), Consistency::Linearizable),
+        (Some("local"), Consistency::Local),
+    ] {
+        let Decision::Reply(Query::Task(_, _, found)) = get(asked).unwrap() else { panic!("no read") };
+        assert_eq!(found, expected, "{asked:?}");
+    }
+    assert!(matches!(
+        read("ListTasks", json!({}), Some("local")),
+        Ok(Decision::Reply(Query::List(_, Consistency::Local)))
+    ));
+    for refused in [get(Some("eventual")), read("CancelTask", json!({ "id": OURS }), Some("local"))] {
+        assert_eq!(refused.unwrap_err().field.unwrap().field, "consistency");
+    }
+}
+
 fn asked(method: &str, params: Value) -> Asked<'static> {
     Asked {
         agent: None,
         caller: Caller { principal: Principal::Operator, parent: None, hop: 0, deadline_ms: None },
         call: Call { id: json!(1), method: method.to_owned(), params },
         last_event_id: None,
+        consistency: None,
         http: TraceContext { trace_id: 1, span_id: 1, sampled: true },
     }
 }
