@@ -10,6 +10,7 @@
 //! (`reconcile`). Nodes talk over mutual TLS (`certificates`, `peers`), and only a join is answered without a certificate.
 //! What an agent is, or A2A, is not known here.
 
+pub mod archive;
 mod certificates;
 mod error;
 mod handle;

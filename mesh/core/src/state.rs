@@ -15,13 +15,16 @@ use crate::{
 
 type TaskKey = (VShard, TaskId);
 
-/// The id of the first node; every other id is the log index of an enrolment, which is greater.
+/// The id of the first node of a cluster that was founded empty; every other id is a log index, which is greater.
 const FOUNDER: NodeId = NodeId(1);
 
 /// What the replicated state machine holds. Equal on every node at the same log index.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
     cluster: Option<(uuid::Uuid, String)>,
+    /// The node that founded it; a cluster that was founded empty has [`FOUNDER`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    founder: Option<NodeId>,
     nodes: BTreeMap<NodeId, Node>,
     tokens: BTreeMap<String, JoinToken>,
     agents: BTreeMap<AgentName, Agent>,
@@ -43,6 +46,17 @@ pub struct State {
 struct Sent {
     task: TaskId,
     agent: AgentName,
+}
+
+/// The first node of a cluster that begins with the state of another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Founder {
+    /// Its id.
+    pub node: NodeId,
+    /// A name for people.
+    pub name: String,
+    /// Where it is reached.
+    pub addresses: NodeAddresses,
 }
 
 /// Which tasks a listing shows.
@@ -105,6 +119,34 @@ impl State {
     /// Id and name of the cluster, once it was founded.
     pub fn cluster(&self) -> Option<(uuid::Uuid, &str)> {
         self.cluster.as_ref().map(|(id, name)| (*id, name.as_str()))
+    }
+
+    /// The node that founded the cluster and keeps the key of its authority.
+    pub fn founder(&self) -> NodeId {
+        self.founder.unwrap_or(FOUNDER)
+    }
+
+    /// How many tasks there are, ended ones too.
+    pub fn task_count(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Makes this state that of another cluster, founded by one new node: tasks and what is known of their messages stay,
+    /// nodes, join tokens and agents go. Every lease is void, and who held one counts as lost, so that the tasks are
+    /// adopted like those of a dead node. The new node's id must be a log index behind everything in this state, where
+    /// the new cluster's log begins: so no epoch and no id comes twice.
+    pub fn refound(&mut self, cluster: uuid::Uuid, name: String, founder: Founder) {
+        let Founder { node, name: node_name, addresses } = founder;
+        let lost: Vec<NodeId> = self.leased.keys().copied().collect();
+        for old in lost {
+            self.lose_leases(old, &mut Vec::new());
+        }
+        self.last.index = node.0;
+        self.cluster = Some((cluster, name));
+        self.founder = Some(node);
+        self.nodes = BTreeMap::from([(node, new_node(node, node_name, NodeRole::Voter, addresses, self.last.at))]);
+        self.tokens.clear();
+        self.agents.clear();
     }
 
     /// Position and time of the last command.

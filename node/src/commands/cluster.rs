@@ -4,9 +4,9 @@ use serde_json::json;
 use towline_cluster::{ClusterStatus, MemberStatus};
 use towline_core::{NodeHealth, NodeRole};
 
-use super::client::Client;
+use super::{client::Client, init, snapshot};
 use crate::{
-    cli::{ClusterCommand, RoleArg},
+    cli::{ClusterCommand, RoleArg, SnapshotCommand},
     error::CliError,
     output::Output,
 };
@@ -27,6 +27,8 @@ pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut O
             output.note("good for one node; on it: towline node -c FILE --join THIS_NODE:PEER_PORT --token TOKEN");
             Ok(output.line(answer["token"].as_str().unwrap_or_default())?)
         }
+        ClusterCommand::Snapshot(SnapshotCommand::Save { file }) => snapshot::save(&file, client, output).await,
+        ClusterCommand::Snapshot(SnapshotCommand::Restore { file, node }) => init::restore(&file, &node, output),
     }
 }
 
