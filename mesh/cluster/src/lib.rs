@@ -13,6 +13,8 @@
 pub mod archive;
 mod certificates;
 mod error;
+#[cfg(test)]
+mod format_tests;
 mod handle;
 mod leader;
 pub mod membership;
