@@ -239,12 +239,32 @@ impl State {
 
     /// One page of the tasks that a principal may see, newest status first.
     pub fn list(&self, by: &Principal, filter: &ListFilter, page_size: usize) -> TaskPage<'_> {
+        self.list_within(by, filter, page_size, |_| 0)
+    }
+
+    /// [`State::list`], and a page ends early before the task with which it would exceed [`limits::MAX_PAGE_BYTES`] of
+    /// what `weigh` says is shown of each. The first one is always on it.
+    pub fn list_within(
+        &self,
+        by: &Principal,
+        filter: &ListFilter,
+        page_size: usize,
+        weigh: impl Fn(&Task) -> usize,
+    ) -> TaskPage<'_> {
         let mut selected: Vec<&Task> =
             self.all_tasks().filter(|task| task.owner == *by.owner() && filter.selects(task)).collect();
         selected.sort_unstable_by_key(|task| std::cmp::Reverse((task.status.at, task.id)));
         let total = selected.len();
         let start = filter.after.map_or(0, |after| selected.partition_point(|task| (task.status.at, task.id) >= after));
-        let tasks: Vec<&Task> = selected.iter().skip(start).take(page_size).copied().collect();
+        let mut tasks: Vec<&Task> = Vec::new();
+        let mut bytes = 0;
+        for task in selected.iter().skip(start).take(page_size) {
+            bytes += weigh(task);
+            if bytes > limits::MAX_PAGE_BYTES && !tasks.is_empty() {
+                break;
+            }
+            tasks.push(task);
+        }
         let more = start + tasks.len() < total;
         let next = tasks.last().filter(|_| more).map(|task| (task.status.at, task.id));
         TaskPage { tasks, next, total }
@@ -555,7 +575,10 @@ impl State {
 
     fn assign_pending(&mut self, stamp: Stamp) -> Vec<Effect> {
         let mut effects = Vec::new();
-        let pending: Vec<TaskId> = self.unassigned.iter().take(limits::MAX_REASSIGNED_PER_ENTRY).copied().collect();
+        // Those that some node can take: the others may be many, and must not stand before them.
+        let can_go = |id: &&TaskId| self.task(**id).is_some_and(|task| self.choose(&task.agent, None).is_some());
+        let pending: Vec<TaskId> =
+            self.unassigned.iter().filter(can_go).take(limits::MAX_REASSIGNED_PER_ENTRY).copied().collect();
         for id in pending {
             self.assign(id, None, stamp, &mut effects);
         }
@@ -591,7 +614,9 @@ impl State {
     /// The node that is to run a task of this agent: the preferred one if it has a free place, else the least loaded.
     fn choose(&self, agent: &AgentName, prefer: Option<NodeId>) -> Option<(NodeId, BootId)> {
         let placed = &self.agents.get(agent)?.placed;
-        let can_host = |node: &&Node| is_up(node) && node.declares.contains(agent);
+        let can_host = |node: &&Node| {
+            is_up(node) && node.declares.contains(agent) && self.load_of(node.id) < limits::MAX_LEASED_PER_NODE
+        };
         let candidates = || placed.iter().filter_map(|id| self.nodes.get(id)).filter(can_host);
         let preferred = candidates()
             .find(|node| Some(node.id) == prefer)
