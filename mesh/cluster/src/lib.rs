@@ -15,6 +15,8 @@ mod certificates;
 mod error;
 #[cfg(test)]
 mod format_tests;
+#[doc(hidden)]
+pub mod fuzz;
 mod handle;
 mod leader;
 pub mod membership;
