@@ -2,8 +2,13 @@
 
 use std::error::Error;
 
-const FILES: [&str; 4] =
-    ["towline/v1/log.proto", "towline/v1/raft.proto", "towline/v1/peer.proto", "towline/v1/enrol.proto"];
+const FILES: [&str; 5] = [
+    "towline/v1/log.proto",
+    "towline/v1/raft.proto",
+    "towline/v1/peer.proto",
+    "towline/v1/enrol.proto",
+    "towline/v1/archive.proto",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");

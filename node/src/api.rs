@@ -15,12 +15,13 @@ use std::{
 
 use axum::{
     Json, Router,
+    body::Body,
     extract::{Path, Request, State, rejection::JsonRejection},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{delete, get, post},
 };
-use http::StatusCode;
+use http::{StatusCode, header};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::Mutex;
@@ -78,6 +79,7 @@ pub struct NodeView {
 pub fn router(api: Arc<Api>) -> Router {
     Router::new()
         .route("/api/v1/cluster", get(cluster))
+        .route("/api/v1/cluster/snapshot", get(snapshot))
         .route("/api/v1/agents", get(agents))
         .route("/api/v1/mcp", get(mcp))
         .route("/api/v1/tasks/{id}", get(task))
@@ -110,6 +112,13 @@ async fn health(State(api): State<Arc<Api>>) -> Response {
 
 async fn cluster(State(api): State<Arc<Api>>) -> Response {
     Json(api.cluster.status()).into_response()
+}
+
+/// The state of the cluster as a file, made while it is read.
+async fn snapshot(State(api): State<Arc<Api>>) -> Result<Response, ApiError> {
+    let mut chunks = api.cluster.save().await?;
+    let chunks = futures::stream::poll_fn(move |context| chunks.poll_recv(context));
+    Ok(([(header::CONTENT_TYPE, "application/octet-stream")], Body::from_stream(chunks)).into_response())
 }
 
 async fn agents(State(api): State<Arc<Api>>) -> Result<Response, ApiError> {

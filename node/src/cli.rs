@@ -300,6 +300,31 @@ pub enum ClusterCommand {
         #[arg(value_name = "NODE")]
         node: u64,
     },
+    /// Saves what the cluster holds in a file, or begins a new cluster with it
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
+}
+
+/// `towline cluster snapshot …`
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// Saves all tasks of the running cluster, as they are at this moment, in a new file
+    #[command(after_help = "Example:\n  towline cluster snapshot save prod.towline")]
+    Save {
+        /// The file to make
+        file: PathBuf,
+    },
+    /// Founds a new cluster in an empty data folder with the tasks of a saved file; those that ran go on
+    #[command(
+        after_help = "Examples:\n  towline cluster snapshot restore prod.towline --name prod\n  towline cluster snapshot restore prod.towline --name prod --dir /etc/towline"
+    )]
+    Restore {
+        /// The file that `snapshot save` made
+        file: PathBuf,
+        /// The first node, as for `towline init`
+        #[command(flatten)]
+        node: InitArgs,
+    },
 }
 
 /// `towline mcp …`

@@ -14,6 +14,8 @@ pub mod config;
 pub mod demo;
 pub mod dev;
 pub mod error;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod mcp_files;
 pub mod output;
 pub mod peer_server;

@@ -174,6 +174,7 @@ pub(crate) fn cluster_error(error: ClusterError) -> CliError {
         | ClusterError::File { .. }
         | ClusterError::Certificate { .. }
         | ClusterError::Store(_)
+        | ClusterError::Archive(_)
         | ClusterError::Fatal { .. } => CliError::Other(text),
     }
 }

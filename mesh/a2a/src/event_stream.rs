@@ -84,6 +84,16 @@ impl EventStream {
     }
 }
 
+/// What a peer streams, in chunks of a few bytes: for fuzzing.
+#[doc(hidden)]
+pub async fn fuzz(bytes: &[u8]) {
+    const CHUNK: usize = 7;
+    let chunks: Vec<_> = bytes.chunks(CHUNK).map(|chunk| Ok(Bytes::copy_from_slice(chunk))).collect();
+    let limits = Limits { idle: IDLE_TIMEOUT, event_bytes: MAX_EVENT_BYTES };
+    let mut stream = EventStream::limited("peer".to_owned(), futures::stream::iter(chunks), limits);
+    while stream.next().await.is_some() {}
+}
+
 impl Stream for EventStream {
     type Item = Result<StreamItem, ClientError>;
 

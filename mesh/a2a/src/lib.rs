@@ -14,6 +14,8 @@ mod event_stream;
 pub use client::{A2aClient, ClientError, InvalidHeader, ListQuery, RemoteCard, RemotePage, SendOptions, SendReply};
 pub use convert::{Field, RemoteTask, StreamEvent, time_text};
 pub use errors::WireError;
+#[doc(hidden)]
+pub use event_stream::fuzz as fuzz_event_stream;
 pub use event_stream::{EventStream, StreamItem};
 
 /// Metadata key under which tasks and events carry the index of the last event, which is also the SSE id.

@@ -122,6 +122,9 @@ pub enum ClusterError {
     /// The log or a snapshot cannot be opened.
     #[error(transparent)]
     Store(#[from] crate::raft::StoreError),
+    /// A saved snapshot cannot be used.
+    #[error(transparent)]
+    Archive(#[from] crate::archive::ArchiveError),
     /// The Raft core stopped for good; the process must end.
     #[error("raft core stopped: {reason}")]
     Fatal {

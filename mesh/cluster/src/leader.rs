@@ -178,6 +178,7 @@ fn makes_work(logged: &LoggedProposal) -> bool {
         | Command::Cancel { .. }
         | Command::NodeUp { .. }
         | Command::NodeLost { .. }
+        | Command::RemoveNode { .. }
         | Command::AssignPending
         | Command::Sweep => false,
         Command::Submit(_)

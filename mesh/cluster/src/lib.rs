@@ -10,8 +10,13 @@
 //! (`reconcile`). Nodes talk over mutual TLS (`certificates`, `peers`), and only a join is answered without a certificate.
 //! What an agent is, or A2A, is not known here.
 
+pub mod archive;
 mod certificates;
 mod error;
+#[cfg(test)]
+mod format_tests;
+#[doc(hidden)]
+pub mod fuzz;
 mod handle;
 mod leader;
 pub mod membership;

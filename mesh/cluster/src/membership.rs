@@ -73,6 +73,25 @@ pub fn found(
     node_name: &str,
     addresses: NodeAddresses,
 ) -> Result<Identity, ClusterError> {
+    found_with(data, Founding { cluster_name, node: FOUNDER, node_name, addresses }, |_, _| Ok(()))
+}
+
+/// What a new cluster begins with.
+pub(crate) struct Founding<'a> {
+    pub(crate) cluster_name: &'a str,
+    /// Id of its first node.
+    pub(crate) node: NodeId,
+    pub(crate) node_name: &'a str,
+    pub(crate) addresses: NodeAddresses,
+}
+
+/// Founds a cluster; `prepare` is given the identity and the folder for snapshots before the data folder is complete.
+pub(crate) fn found_with(
+    data: &Path,
+    founding: Founding<'_>,
+    prepare: impl FnOnce(&Identity, &Path) -> Result<(), ClusterError>,
+) -> Result<Identity, ClusterError> {
+    let Founding { cluster_name, node, node_name, addresses } = founding;
     check_cluster_name(cluster_name)?;
     check_node(node_name, &addresses)?;
     let folder = Folder::open_empty(data)?;
@@ -81,15 +100,16 @@ pub fn found(
     folder.write_private("tls/authority.key", authority_key.serialize_pem().as_bytes())?;
     let authority = Authority::open(&root, authority_key)?;
     let key = certificates::make_key()?;
-    let certificate = authority.sign(CertificateRequest::of(&key)?, FOUNDER, cluster_name)?;
+    let certificate = authority.sign(CertificateRequest::of(&key)?, node, cluster_name)?;
     folder.write_private("tls/node.key", key.serialize_pem().as_bytes())?;
     let identity = Identity {
         cluster: Uuid::now_v7(),
         cluster_name: cluster_name.to_owned(),
-        node: FOUNDER,
+        node,
         node_name: node_name.to_owned(),
         addresses,
     };
+    prepare(&identity, &folder.snapshots())?;
     folder.complete(&identity, &root, &certificate)?;
     Ok(identity)
 }
@@ -287,7 +307,7 @@ impl Token {
         URL_SAFE_NO_PAD.encode([&[TOKEN_VERSION], self.secret.as_slice(), self.authority.as_ref()].concat())
     }
 
-    fn parse(text: &str) -> Result<Self, ClusterError> {
+    pub(crate) fn parse(text: &str) -> Result<Self, ClusterError> {
         let wrong = |reason: &str| ClusterError::Token { reason: reason.to_owned() };
         let bytes = URL_SAFE_NO_PAD.decode(text.trim()).map_err(|_| wrong("is not base64: was it cut off?"))?;
         let (version, rest) = bytes.split_first().ok_or_else(|| wrong("is empty"))?;

@@ -16,7 +16,7 @@ use crate::{
     certificates::{Authority, CertificateRequest},
     handle::{ClusterHandle, TRACEPARENT},
     leader::{ReadIndex, Written},
-    membership::{self, FOUNDER},
+    membership,
     peers::Caller,
     sessions::KeepAlive,
     wire,
@@ -50,7 +50,8 @@ impl v1::peer_server::Peer for PeerService {
         let proposal = wire::decode_proposal(&request.proposal).map_err(|error| {
             Status::invalid_argument(format!("proposal of node {caller} is not understood: {error}"))
         })?;
-        if !may_forward(caller, &proposal) {
+        let founder = self.cluster.local(towline_core::State::founder);
+        if !may_forward(caller, founder, &proposal) {
             return Err(Status::permission_denied(format!("node {caller} may not propose this for {}", proposal.by)));
         }
         let wait = Duration::from_millis(request.wait_ms.into()).min(MAX_WAIT);
@@ -116,14 +117,14 @@ fn caller<T>(request: &Request<T>) -> Result<NodeId, Status> {
 
 /// What one node may have another put into the log: it speaks for itself and for its callers, never for a third node, and
 /// what only the leader decides is not forwarded at all.
-fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
+fn may_forward(caller: NodeId, founder: NodeId, proposal: &Proposal) -> bool {
     match &proposal.by {
         Principal::Node(node) if *node != caller => return false,
         Principal::Node(_) | Principal::Operator | Principal::Agent { .. } => {}
     }
     match &proposal.command {
         Command::NodeLost { node, .. } => *node == caller,
-        Command::Enrol(_) => caller == FOUNDER,
+        Command::Enrol(_) => caller == founder,
         Command::Found { .. } | Command::AssignPending | Command::Sweep => false,
         Command::Submit(_)
         | Command::Continue { .. }
@@ -221,7 +222,8 @@ impl v1::enrol_server::Enrol for EnrolService {
         let result = match &self.authority {
             Some(authority) => v1::enrol_response::Result::Member(self.take_in(authority, request.into_inner()).await?),
             None => {
-                let founder = self.cluster.peers().book().peer(FOUNDER);
+                let founder = self.cluster.local(towline_core::State::founder);
+                let founder = self.cluster.peers().book().peer(founder);
                 let founder = founder.ok_or_else(|| Status::unavailable("this node does not know the founder yet"))?;
                 v1::enrol_response::Result::AskInstead(founder)
             }

@@ -46,7 +46,7 @@ use disk::{Disk, DiskFile, is_full};
 use record::{SEGMENT_HEADER, encode_segment_header, entry_in};
 
 pub(crate) use record::{EntryId, MAX_RECORD_BYTES, Record};
-pub(crate) use recovery::Recovered;
+pub(crate) use recovery::{Recovered, read_bytes};
 
 /// A segment that has reached this is closed: small enough to read at once at start, large enough that a purge
 /// removes whole files.

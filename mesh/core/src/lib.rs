@@ -43,6 +43,6 @@ pub use journal::{Asked, Doubt, Intent, ModelAnswer, OnAdoption, Outcome, Step, 
 pub use lease::{Epoch, Lease, Stamp, Timestamp};
 pub use node::{Node, NodeAddresses, NodeHealth};
 pub use principal::Principal;
-pub use state::{ListFilter, State, TaskPage};
+pub use state::{Founder, ListFilter, State, TaskPage};
 pub use task::{Adoption, OwnerReport, OwnerWord, ParentLink, Submission, Task, TaskState, TaskStatus, Turn};
 pub use trace_context::{InvalidTraceContext, TraceContext};

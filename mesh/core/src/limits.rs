@@ -17,6 +17,14 @@ pub const MAX_OPEN_TASKS_PER_AGENT: usize = 10_000;
 /// Most tasks that are not terminal, over all agents.
 pub const MAX_OPEN_TASKS: usize = 50_000;
 
+/// Most tasks that one node holds a lease of: beyond it they wait in the cluster, where another node can take them. A node
+/// runs no more of them than its capacity, and each that waits there costs it an actor.
+pub const MAX_LEASED_PER_NODE: usize = 5_000;
+
+/// Most bytes of content on one page of a listing, unless its first task alone has more: a page is made and sent as a
+/// whole.
+pub const MAX_PAGE_BYTES: usize = 8 * 1024 * 1024;
+
 /// Terminal tasks kept for reading. The oldest go first; see [`TERMINAL_RETENTION_MS`].
 pub const MAX_TERMINAL_TASKS: usize = 20_000;
 

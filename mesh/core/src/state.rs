@@ -20,13 +20,16 @@ use dedup::{Expiring, Sent};
 
 type TaskKey = (VShard, TaskId);
 
-/// The id of the first node; every other id is the log index of an enrolment, which is greater.
+/// The id of the first node of a cluster that was founded empty; every other id is a log index, which is greater.
 const FOUNDER: NodeId = NodeId(1);
 
 /// What the replicated state machine holds. Equal on every node at the same log index.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
     cluster: Option<(uuid::Uuid, String)>,
+    /// The node that founded it; a cluster that was founded empty has [`FOUNDER`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    founder: Option<NodeId>,
     nodes: BTreeMap<NodeId, Node>,
     /// Nodes that were members. Their certificates are still signed, and good for nothing.
     #[serde(default)]
@@ -49,6 +52,17 @@ pub struct State {
     /// Terminal tasks by the time they ended, for the sweep.
     ended: BTreeSet<(Timestamp, TaskId)>,
     last: Stamp,
+}
+
+/// The first node of a cluster that begins with the state of another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Founder {
+    /// Its id.
+    pub node: NodeId,
+    /// A name for people.
+    pub name: String,
+    /// Where it is reached.
+    pub addresses: NodeAddresses,
 }
 
 /// Which tasks a listing shows.
@@ -114,6 +128,34 @@ impl State {
     /// Id and name of the cluster, once it was founded.
     pub fn cluster(&self) -> Option<(uuid::Uuid, &str)> {
         self.cluster.as_ref().map(|(id, name)| (*id, name.as_str()))
+    }
+
+    /// The node that founded the cluster and keeps the key of its authority.
+    pub fn founder(&self) -> NodeId {
+        self.founder.unwrap_or(FOUNDER)
+    }
+
+    /// How many tasks there are, ended ones too.
+    pub fn task_count(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Makes this state that of another cluster, founded by one new node: tasks and what is known of their messages stay,
+    /// nodes, join tokens and agents go. Every lease is void, and who held one counts as lost, so that the tasks are
+    /// adopted like those of a dead node. The new node's id must be a log index behind everything in this state, where
+    /// the new cluster's log begins: so no epoch and no id comes twice.
+    pub fn refound(&mut self, cluster: uuid::Uuid, name: String, founder: Founder) {
+        let Founder { node, name: node_name, addresses } = founder;
+        let lost: Vec<NodeId> = self.leased.keys().copied().collect();
+        for old in lost {
+            self.lose_leases(old, &mut Vec::new());
+        }
+        self.last.index = node.0;
+        self.cluster = Some((cluster, name));
+        self.founder = Some(node);
+        self.nodes = BTreeMap::from([(node, new_node(node, node_name, NodeRole::Voter, addresses, self.last.at))]);
+        self.tokens.clear();
+        self.agents.clear();
     }
 
     /// Position and time of the last command.
@@ -212,12 +254,32 @@ impl State {
 
     /// One page of the tasks that a principal may see, newest status first.
     pub fn list(&self, by: &Principal, filter: &ListFilter, page_size: usize) -> TaskPage<'_> {
+        self.list_within(by, filter, page_size, |_| 0)
+    }
+
+    /// [`State::list`], and a page ends early before the task with which it would exceed [`limits::MAX_PAGE_BYTES`] of
+    /// what `weigh` says is shown of each. The first one is always on it.
+    pub fn list_within(
+        &self,
+        by: &Principal,
+        filter: &ListFilter,
+        page_size: usize,
+        weigh: impl Fn(&Task) -> usize,
+    ) -> TaskPage<'_> {
         let mut selected: Vec<&Task> =
             self.all_tasks().filter(|task| task.owner == *by.owner() && filter.selects(task)).collect();
         selected.sort_unstable_by_key(|task| std::cmp::Reverse((task.status.at, task.id)));
         let total = selected.len();
         let start = filter.after.map_or(0, |after| selected.partition_point(|task| (task.status.at, task.id) >= after));
-        let tasks: Vec<&Task> = selected.iter().skip(start).take(page_size).copied().collect();
+        let mut tasks: Vec<&Task> = Vec::new();
+        let mut bytes = 0;
+        for task in selected.iter().skip(start).take(page_size) {
+            bytes += weigh(task);
+            if bytes > limits::MAX_PAGE_BYTES && !tasks.is_empty() {
+                break;
+            }
+            tasks.push(task);
+        }
         let more = start + tasks.len() < total;
         let next = tasks.last().filter(|_| more).map(|task| (task.status.at, task.id));
         TaskPage { tasks, next, total }
@@ -569,7 +631,10 @@ impl State {
 
     fn assign_pending(&mut self, stamp: Stamp) -> Vec<Effect> {
         let mut effects = Vec::new();
-        let pending: Vec<TaskId> = self.unassigned.iter().take(limits::MAX_REASSIGNED_PER_ENTRY).copied().collect();
+        // Those that some node can take: the others may be many, and must not stand before them.
+        let can_go = |id: &&TaskId| self.task(**id).is_some_and(|task| self.choose(&task.agent, None).is_some());
+        let pending: Vec<TaskId> =
+            self.unassigned.iter().filter(can_go).take(limits::MAX_REASSIGNED_PER_ENTRY).copied().collect();
         for id in pending {
             self.assign(id, None, stamp, &mut effects);
         }
@@ -605,7 +670,9 @@ impl State {
     /// The node that is to run a task of this agent: the preferred one if it has a free place, else the least loaded.
     fn choose(&self, agent: &AgentName, prefer: Option<NodeId>) -> Option<(NodeId, BootId)> {
         let placed = &self.agents.get(agent)?.placed;
-        let can_host = |node: &&Node| is_up(node) && node.declares.contains(agent);
+        let can_host = |node: &&Node| {
+            is_up(node) && node.declares.contains(agent) && self.load_of(node.id) < limits::MAX_LEASED_PER_NODE
+        };
         let candidates = || placed.iter().filter_map(|id| self.nodes.get(id)).filter(can_host);
         let preferred = candidates()
             .find(|node| Some(node.id) == prefer)

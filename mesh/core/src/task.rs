@@ -185,6 +185,14 @@ impl Task {
         in_window.then(|| self.events.iter().filter(move |event| event.index > after))
     }
 
+    /// Bytes of content that its client is shown: the status, the last `history` messages (none: all), the artifacts.
+    pub fn shown_bytes(&self, history: Option<usize>, artifacts: bool) -> usize {
+        let status = self.status.message.as_ref().map_or(0, Message::size);
+        let messages = self.history.iter().rev().take(history.unwrap_or(usize::MAX)).map(Message::size).sum::<usize>();
+        let parts = self.artifacts.iter().filter(|_| artifacts).flat_map(|artifact| &artifact.parts);
+        status + messages + parts.map(Part::size).sum::<usize>()
+    }
+
     /// The step, if the journal has it.
     pub fn step(&self, no: StepNo) -> Option<&Step> {
         self.journal.get(no.0 as usize)

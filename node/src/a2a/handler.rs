@@ -306,7 +306,8 @@ async fn perform(
         Decision::Reply(Query::List(request, consistency)) => {
             let view = TaskView { history: request.history_length, artifacts: request.include_artifacts };
             let look = |state: &State| {
-                let page = state.list(principal, &request.filter, request.page_size);
+                let shown = |task: &Task| task.shown_bytes(view.history, view.artifacts);
+                let page = state.list_within(principal, &request.filter, request.page_size, shown);
                 convert::list_result(&page, request.page_size, view)
             };
             read(&settings.cluster, consistency, look).await?.encode().map(Outcome::Answer)

@@ -167,6 +167,13 @@ fn last_event_id(parts: &Parts) -> Option<u64> {
     parts.headers.get("last-event-id")?.to_str().ok()?.trim().parse().ok()
 }
 
+/// The parameters of a request, with what is read on the way: for fuzzing.
+pub(crate) fn fuzz_request(body: &[u8]) -> Option<serde_json::Value> {
+    let call = envelope::parse(body).ok()?;
+    let _ = call.trace();
+    Some(call.params)
+}
+
 #[cfg(test)]
 #[expect(clippy::wildcard_enum_match_arm, reason = "anything else fails the test")]
 mod tests;

@@ -66,6 +66,20 @@ impl Client {
         self.ask(self.http.get(format!("{}{path}", self.server()))).await
     }
 
+    /// Reads what may be large from the operator API. The answer may take as long as it goes on.
+    pub(crate) async fn download(&self, path: &str) -> Result<reqwest::Response, CliError> {
+        let sent = self.http.get(format!("{}{path}", self.server())).send();
+        let timeout = || CliError::Timeout(self.no_answer());
+        let answer = tokio::time::timeout(CALL_TIMEOUT, sent).await.map_err(|_| timeout())?;
+        let answer = answer.map_err(|error| self.transport(&error))?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let status = answer.status().as_u16();
+        let body = answer.bytes().await.map_err(|error| self.transport(&error))?;
+        Err(self.refused(status, serde_json::from_slice(&body).ok().as_ref()))
+    }
+
     /// Asks the operator API for a change.
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Value, CliError> {
         self.ask(self.http.post(format!("{}{path}", self.server())).json(body)).await
@@ -84,18 +98,26 @@ impl Client {
         if (200..300).contains(&status) {
             return value.ok_or_else(|| CliError::Other(format!("{} does not answer with JSON", self.server())));
         }
-        let said = value.as_ref().and_then(|value| value.pointer("/error/message")).and_then(Value::as_str);
+        Err(self.refused(status, value.as_ref()))
+    }
+
+    fn refused(&self, status: u16, answer: Option<&Value>) -> CliError {
+        let said = answer.and_then(|value| value.pointer("/error/message")).and_then(Value::as_str);
         let text = said.map_or_else(|| format!("{} answers HTTP {status}", self.server()), str::to_owned);
-        Err(match status {
+        match status {
             401 | 403 => CliError::Auth(text),
             503 => CliError::Unavailable(text),
             _ => CliError::Other(text),
-        })
+        }
+    }
+
+    fn no_answer(&self) -> String {
+        format!("no answer from {} within {} s", self.server(), CALL_TIMEOUT.as_secs())
     }
 
     fn transport(&self, error: &reqwest::Error) -> CliError {
         if error.is_timeout() && !error.is_connect() {
-            return CliError::Timeout(format!("no answer from {} within {} s", self.server(), CALL_TIMEOUT.as_secs()));
+            return CliError::Timeout(self.no_answer());
         }
         CliError::Unreachable(format!("connect to {}: {IS_IT_RUNNING}", self.server()))
     }

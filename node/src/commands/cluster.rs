@@ -4,9 +4,9 @@ use serde_json::json;
 use towline_cluster::{ClusterStatus, MemberStatus};
 use towline_core::{NodeHealth, NodeRole};
 
-use super::client::Client;
+use super::{client::Client, init, snapshot};
 use crate::{
-    cli::{ClusterCommand, RoleArg},
+    cli::{ClusterCommand, RoleArg, SnapshotCommand},
     error::CliError,
     output::Output,
 };
@@ -41,6 +41,8 @@ pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut O
             }
             Ok(output.line(format!("node {node} is removed"))?)
         }
+        ClusterCommand::Snapshot(SnapshotCommand::Save { file }) => snapshot::save(&file, client, output).await,
+        ClusterCommand::Snapshot(SnapshotCommand::Restore { file, node }) => init::restore(&file, &node, output),
     }
 }
 

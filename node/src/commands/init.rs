@@ -1,14 +1,23 @@
-//! `towline init`: a cluster, and the configuration file of its first node if there is none.
+//! `towline init` and `towline cluster snapshot restore`: a cluster, and the configuration file of its first node if there
+//! is none.
 
-use std::{fs, io::Write, path::Path};
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+};
 
-use towline_cluster::membership;
+use serde_json::json;
+use towline_cluster::{
+    archive::{self, ArchiveError},
+    membership::{self, Identity},
+};
 use towline_core::NodeAddresses;
 
 use crate::{
     cli::InitArgs,
     config::{self, NodeConfig, Overrides},
-    error::CliError,
+    error::{CliError, chain},
     output::Output,
     startup,
 };
@@ -17,6 +26,40 @@ use crate::{
 const SAMPLE: &str = include_str!("sample.yaml");
 
 pub(crate) fn run(args: &InitArgs, output: &mut Output) -> Result<(), CliError> {
+    let (file, config) = prepare(args, output)?;
+    let node = &config.node;
+    let identity =
+        membership::found(&node.data, &args.name, &node.name, addresses(&config)?).map_err(startup::cluster_error)?;
+    if output.is_json() {
+        return Ok(output.json(&identity)?);
+    }
+    tell(&identity, &config, &file, output)
+}
+
+/// `towline cluster snapshot restore`: founds a cluster with the state of another.
+pub(crate) fn restore(saved: &Path, args: &InitArgs, output: &mut Output) -> Result<(), CliError> {
+    // Before anything is made.
+    archive::check(saved).map_err(|error| not_restored(saved, &error))?;
+    let (file, config) = prepare(args, output)?;
+    let node = &config.node;
+    let (identity, summary) = archive::restore(&node.data, saved, &args.name, &node.name, addresses(&config)?)
+        .map_err(startup::cluster_error)?;
+    if output.is_json() {
+        return Ok(output.json(&json!({ "identity": identity, "snapshot": summary }))?);
+    }
+    output.note(format!(
+        "{} tasks of cluster {} (up to entry {}) are in the new cluster; those that ran go on when it starts",
+        summary.tasks, summary.cluster_name, summary.index
+    ));
+    tell(&identity, &config, &file, output)
+}
+
+fn not_restored(file: &Path, error: &ArchiveError) -> CliError {
+    CliError::Other(format!("{}: {}", file.display(), chain(error)))
+}
+
+/// The configuration of the first node; its file is made if it is not there.
+fn prepare(args: &InitArgs, output: &mut Output) -> Result<(PathBuf, NodeConfig), CliError> {
     let file = args.dir.join(&args.config);
     if !file.exists() {
         write_sample(&file, &args.name)?;
@@ -28,18 +71,16 @@ pub(crate) fn run(args: &InitArgs, output: &mut Output) -> Result<(), CliError> 
         let text = format!("{} says cluster.name: {name}, and --name says {}", file.display(), args.name);
         return Err(CliError::Usage(text));
     }
-    let node = &config.node;
-    let identity =
-        membership::found(&node.data, &args.name, &node.name, addresses(&config)?).map_err(startup::cluster_error)?;
-    if output.is_json() {
-        return Ok(output.json(&identity)?);
-    }
+    Ok((file, config))
+}
+
+fn tell(identity: &Identity, config: &NodeConfig, file: &Path, output: &mut Output) -> Result<(), CliError> {
     output.note(format!(
         "founded cluster {} with node {} ({}); its keys are in {}",
         identity.cluster_name,
         identity.node,
         identity.node_name,
-        node.data.display()
+        config.node.data.display()
     ));
     output.note("start it, then make a token for each further node:");
     output.line(format!("towline node -c {}", file.display()))?;

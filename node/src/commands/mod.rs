@@ -10,6 +10,7 @@ mod init;
 mod mcp;
 mod node;
 mod send;
+mod snapshot;
 mod task;
 mod validate;
 

@@ -91,7 +91,7 @@ pub fn load(path: &Path, overrides: &Overrides) -> Result<NodeConfig, ConfigErro
 }
 
 /// Reads a configuration from its text; `base` is where its relative paths start.
-fn read(text: &str, base: PathBuf, overrides: &Overrides) -> Result<NodeConfig, Vec<Mistake>> {
+pub(crate) fn read(text: &str, base: PathBuf, overrides: &Overrides) -> Result<NodeConfig, Vec<Mistake>> {
     let mut tree = Tree::parse(text).map_err(|mistake| vec![mistake])?;
     let mistakes = apply(&mut tree, overrides);
     let context = Context { base, secrets: secrets::Secrets::new(&overrides.env), mistakes: RefCell::new(mistakes) };

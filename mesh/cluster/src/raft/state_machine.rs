@@ -134,6 +134,25 @@ impl StateMachine {
     }
 }
 
+/// Makes the folder of a state machine that begins with a state, and no log before it.
+pub(crate) fn write_first_snapshot(dir: &Path, meta: &RaftSnapshotMeta, state: &State) -> Result<(), StoreError> {
+    let path = dir.join(SNAPSHOT_FILE);
+    super::make_folder(dir)?;
+    let file = SnapshotFile::encode(meta, state)
+        .map_err(|source| StoreError::Unreadable { path: path.clone(), source: Box::new(source) })?;
+    write_whole(dir, &file).map_err(|source| StoreError::File { action: "write snapshot", path, source })
+}
+
+/// Puts a snapshot in a folder, whole or not at all.
+fn write_whole(dir: &Path, file: &SnapshotFile) -> io::Result<()> {
+    let unfinished = dir.join(UNFINISHED_FILE);
+    let mut written = File::create(&unfinished)?;
+    written.write_all(file.bytes())?;
+    written.sync_all()?;
+    fs::rename(&unfinished, dir.join(SNAPSHOT_FILE))?;
+    File::open(dir)?.sync_all()
+}
+
 fn load(path: &Path) -> Result<AppliedState, StoreError> {
     let unreadable = |source| StoreError::Unreadable { path: path.to_owned(), source: Box::new(source) };
     let failed = |source| StoreError::File { action: "read snapshot", path: path.to_owned(), source };
@@ -254,12 +273,7 @@ impl Shared {
         if *saved > meta.last_log_id {
             return Ok(());
         }
-        let unfinished = self.dir.join(UNFINISHED_FILE);
-        let mut written = File::create(&unfinished)?;
-        written.write_all(file.bytes())?;
-        written.sync_all()?;
-        fs::rename(&unfinished, self.dir.join(SNAPSHOT_FILE))?;
-        File::open(&self.dir)?.sync_all()?;
+        write_whole(&self.dir, file)?;
         *saved = meta.last_log_id;
         Ok(())
     }

@@ -40,7 +40,7 @@ impl Writer {
         for (sequence, path) in paths {
             let bytes = disk.read(&path).map_err(failed("read", &path))?;
             let Some(base) = decode_segment_header(&bytes, sequence) else {
-                if Some(sequence) == newest && find_record(&bytes, 0, |_| true).is_none() {
+                if Some(sequence) == newest && find_record(&bytes, 0, |_| None, |_| true).is_none() {
                     tracing::warn!(path = %path.display(), "removing a segment that a crash left half made");
                     disk.remove(&path).map_err(failed("remove", &path))?;
                     break;
@@ -152,9 +152,19 @@ fn read_segment(segment: &mut Segment, bytes: &[u8], recovered: &mut Recovered) 
     }
 }
 
+/// Reads a segment that follows a valid header, as far as it is good.
+pub(crate) fn read_bytes(bytes: &[u8]) -> Result<usize, StoreError> {
+    let mut segment = Segment { sequence: 1, path: PathBuf::from("segment"), base: 0, last_entry: None };
+    let mut recovered = Recovered::default();
+    let length = read_segment(&mut segment, bytes, &mut recovered)?;
+    recovered.finish().map_err(|reason| damaged(&segment.path, 0, &reason))?;
+    Ok(length)
+}
+
 /// A bad record is a torn end, unless a record behind it proves that the disk had confirmed it.
 fn check_torn(segment: &Segment, bytes: &[u8], position: usize, offset: u64) -> Result<(), StoreError> {
-    let proof = find_record(bytes, position + ALIGNMENT, |frame| frame.durable > offset);
+    let offset_at = |at: usize| Some(segment.base + (at - SEGMENT_HEADER) as u64);
+    let proof = find_record(bytes, position + ALIGNMENT, offset_at, |frame| frame.durable > offset);
     if let Some(proof) = proof {
         let reason = format!("the record is not valid, and one at byte {proof} says that it was durable");
         return Err(damaged(&segment.path, position as u64, &reason));
@@ -166,10 +176,16 @@ fn check_torn(segment: &Segment, bytes: &[u8], position: usize, offset: u64) -> 
     Ok(())
 }
 
-/// The first position, from a given one on, of a valid record that is looked for.
-fn find_record(bytes: &[u8], from: usize, wanted: impl Fn(&Frame) -> bool) -> Option<usize> {
+/// The first position, from a given one on, of a valid record that is looked for, with the offset that belongs there: an
+/// entry may hold bytes that look like a record.
+fn find_record(
+    bytes: &[u8],
+    from: usize,
+    offset_at: impl Fn(usize) -> Option<u64>,
+    wanted: impl Fn(&Frame) -> bool,
+) -> Option<usize> {
     let candidates = (from..bytes.len()).step_by(ALIGNMENT).filter(|at| bytes[*at..].starts_with(&RECORD_MARK));
-    candidates.into_iter().find(|at| Frame::read(bytes, *at, None).is_some_and(|frame| wanted(&frame)))
+    candidates.into_iter().find(|at| Frame::read(bytes, *at, offset_at(*at)).is_some_and(|frame| wanted(&frame)))
 }
 
 fn damaged(path: &Path, offset: u64, reason: &str) -> StoreError {

@@ -130,6 +130,112 @@ async fn a_log_cut_anywhere_gives_a_prefix() {
 }
 
 #[tokio::test]
+async fn an_entry_that_holds_what_looks_like_a_record_proves_nothing() {
+    let mut forged = vec![0; 24];
+    Record::Mark.encode(1 << 40, 1 << 41, &mut forged);
+    let dir = folder();
+    let wal = open(&dir).0;
+    write(&wal, entries(1..=1)).await.unwrap();
+    let body = Bytes::from([vec![0; 512], forged].concat());
+    write(&wal, vec![Record::Entry { id: id(2), body }]).await.unwrap();
+    let mut bytes = std::fs::read(only_segment(&dir)).unwrap();
+    wal.close().await;
+    let torn = record_positions(&bytes)[1];
+    bytes[torn + 100] ^= 1;
+
+    assert_eq!(recover(&bytes).unwrap(), [1]);
+}
+
+/// Flips each bit of a recorded log in turn: before what the disk had confirmed it is refused, behind that it is cut there.
+#[tokio::test]
+async fn any_flipped_bit_is_refused_where_the_disk_had_confirmed_it_and_cut_behind_that() {
+    let dir = folder();
+    let wal = open(&dir).0;
+    write(&wal, entries(1..=2)).await.unwrap();
+    write(&wal, entries(3..=4)).await.unwrap();
+    let mut bytes = std::fs::read(only_segment(&dir)).unwrap();
+    wal.close().await;
+    let positions = record_positions(&bytes);
+    let ends: Vec<usize> = positions.iter().map(|at| Frame::read(&bytes, *at, None).unwrap().next).collect();
+    bytes.truncate(ends[3]);
+
+    for (at, bit) in (0..bytes.len()).flat_map(|at| (0..8).map(move |bit| (at, bit))) {
+        bytes[at] ^= 1 << bit;
+        let recovered = recover(&bytes);
+        bytes[at] ^= 1 << bit;
+        let Some(record) = ends.iter().position(|end| at >= SEGMENT_HEADER && at < *end) else {
+            // The last bytes of a header mean nothing.
+            assert_eq!(recovered.is_err(), at < 28, "header, byte {at}, bit {bit}");
+            continue;
+        };
+        let padding = at >= Frame::read(&bytes, positions[record], None).unwrap().payload.end;
+        match recovered {
+            Ok(found) if padding => assert_eq!(found, [1, 2, 3, 4], "padding, byte {at}"),
+            Ok(found) => {
+                assert!(record >= 2, "byte {at}, bit {bit} of what the disk had confirmed: {found:?}");
+                assert_eq!(found, (1..=record as u64).collect::<Vec<_>>(), "byte {at}, bit {bit}");
+            }
+            Err(refused) => {
+                assert!(record < 2, "byte {at}, bit {bit} of what nothing proves: {refused}");
+                assert!(refused.to_string().contains("replace this node with a fresh id"), "{refused}");
+            }
+        }
+    }
+}
+
+/// Loses every set of the sectors that the last batch touched: what was confirmed before it is always there, and of the
+/// batch a prefix.
+#[tokio::test]
+async fn any_sectors_of_the_last_batch_may_be_lost() {
+    const SECTOR: usize = 512;
+    let dir = folder();
+    let wal = open(&dir).0;
+    write(&wal, entries(1..=3)).await.unwrap();
+    let before = std::fs::read(only_segment(&dir)).unwrap();
+    let large = |index| Record::Entry { id: id(index), body: Bytes::from(vec![7; 600]) };
+    write(&wal, (4..=8).map(large).collect()).await.unwrap();
+    let after = std::fs::read(only_segment(&dir)).unwrap();
+    wal.close().await;
+    let touched: Vec<usize> = (0..after.len() / SECTOR)
+        .filter(|sector| {
+            let range = sector * SECTOR..(sector + 1) * SECTOR;
+            before.get(range.clone()) != after.get(range)
+        })
+        .collect();
+    assert!((4..=8).contains(&touched.len()), "{touched:?}");
+
+    for lost in 0..1_u32 << touched.len() {
+        let mut bytes = after.clone();
+        for (_, sector) in touched.iter().enumerate().filter(|(number, _)| lost >> number & 1 == 1) {
+            let range = sector * SECTOR..(sector + 1) * SECTOR;
+            bytes[range.clone()].copy_from_slice(&before[range]);
+        }
+        let found = recover(&bytes).unwrap();
+        assert!(found.len() >= 3 && found == (1..=found.len() as u64).collect::<Vec<_>>(), "{lost:b}: {found:?}");
+    }
+}
+
+#[tokio::test]
+async fn damage_at_the_end_of_a_segment_that_another_follows_is_fatal() {
+    let dir = folder();
+    let wal = open(&dir).0;
+    let large = Bytes::from(vec![7; 9 * 1024 * 1024]);
+    for index in 1..=9 {
+        write(&wal, vec![Record::Entry { id: id(index), body: large.clone() }]).await.unwrap();
+    }
+    wal.close().await;
+    let first = &segments(&dir)[0];
+    let mut bytes = std::fs::read(first).unwrap();
+    let last = *record_positions(&bytes).last().unwrap();
+    bytes[last + 100] ^= 1;
+    std::fs::write(first, bytes).unwrap();
+
+    let refused = Wal::open(dir.path(), Arc::new(OsDisk)).map(|_| ()).unwrap_err();
+
+    assert!(refused.to_string().contains("replace this node with a fresh id"), "{refused}");
+}
+
+#[tokio::test]
 async fn purged_segments_are_removed_and_what_stands_is_repeated() {
     let dir = folder();
     let wal = open(&dir).0;
@@ -376,6 +482,13 @@ impl OsDiskRecovery {
     fn of(dir: &TempDir) -> (Writer, Recovered) {
         Writer::recover(dir.path(), Arc::new(OsDisk)).unwrap()
     }
+}
+
+/// The entries that a log of these bytes has when it is opened.
+fn recover(bytes: &[u8]) -> Result<Vec<u64>, StoreError> {
+    let dir = folder();
+    std::fs::write(dir.path().join("wal-00000000000000000001.log"), bytes).unwrap();
+    Writer::recover(dir.path(), Arc::new(OsDisk)).map(|(_, recovered)| indexes(&recovered))
 }
 
 fn folder() -> TempDir {

@@ -1,0 +1,188 @@
+//! A saved cluster: its state in one file, and a new cluster that begins with it.
+//!
+//! Saving reads linearizably from a running cluster, on whatever node, and holds up nothing but the copy of the state,
+//! whose tasks are shared. Restoring makes the data folder of a *new* cluster: other id, other keys, other node ids. Tasks
+//! that ran are adopted by its nodes, as after the death of their owner. A data folder is never restored: it would come
+//! back with promises that it has forgotten.
+
+mod format;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, BufReader, BufWriter, Read, Write},
+    path::Path,
+};
+
+use bytes::Bytes;
+use serde::Serialize;
+use tokio::sync::mpsc;
+use towline_core::{Founder, NodeAddresses, NodeId, State};
+use towline_proto::v1;
+use uuid::Uuid;
+
+use crate::{
+    ClusterError, ClusterHandle, Identity, Unavailable, leader,
+    membership::{self, Founding},
+    raft::{self, RaftLeaderId, RaftLogId, RaftMembership, RaftSnapshotMeta, RaftStoredMembership},
+    wire::WireError,
+};
+
+pub use format::ArchiveError;
+use format::{ArchiveReader, ArchiveWriter};
+
+/// Chunks that are ready before their reader is: it sets the pace.
+const CHUNKS_AHEAD: usize = 4;
+/// Bytes that are handed to the reader at a time.
+const OUTLET_BYTES: usize = 256 * 1024;
+
+/// What a saved snapshot says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ArchiveSummary {
+    /// The cluster that was saved.
+    pub cluster: Uuid,
+    /// Its name.
+    pub cluster_name: String,
+    /// Log index up to which everything is in it.
+    pub index: u64,
+    /// When it was saved, in milliseconds since the Unix epoch.
+    pub saved_at_ms: u64,
+    /// Version of the binary that wrote it.
+    pub version: String,
+    /// How many tasks are in it.
+    pub tasks: u64,
+}
+
+impl ClusterHandle {
+    /// Saves the state of the cluster as it is at this moment, as the bytes of a file. They are made while they are read;
+    /// an error in between leaves a torn file, which no reader takes.
+    ///
+    /// # Errors
+    /// When no leader with a quorum answers in time.
+    pub async fn save(&self) -> Result<mpsc::Receiver<io::Result<Bytes>>, Unavailable> {
+        let state = self.read(State::clone).await?;
+        let head = self.archive_head(&state);
+        let (chunks, receiver) = mpsc::channel(CHUNKS_AHEAD);
+        tokio::task::spawn_blocking(move || {
+            let out = BufWriter::with_capacity(OUTLET_BYTES, Outlet(chunks.clone()));
+            if let Err(error) = write(&head, &state, out) {
+                // A reader that went away needs no word.
+                let _ = chunks.blocking_send(Err(error));
+            }
+        });
+        Ok(receiver)
+    }
+
+    fn archive_head(&self, state: &State) -> v1::ArchiveHead {
+        let identity = self.identity();
+        v1::ArchiveHead {
+            cluster: identity.cluster.as_bytes().to_vec().into(),
+            cluster_name: identity.cluster_name.clone(),
+            index: state.last().index,
+            saved_at_ms: leader::wall_clock().0,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            tasks: state.task_count() as u64,
+        }
+    }
+}
+
+/// Reads a saved snapshot to its end and checks every byte of it.
+///
+/// # Errors
+/// When it cannot be read, is torn, damaged or edited, or another version wrote it.
+pub fn check(path: &Path) -> Result<ArchiveSummary, ArchiveError> {
+    let (mut reader, head) = ArchiveReader::begin(open(path)?)?;
+    reader.finish()?;
+    summary(head)
+}
+
+/// Founds a new cluster in an empty data folder, with the state that was saved in a file.
+///
+/// # Errors
+/// When the file is refused as by [`check`], or the folder holds an identity or a log already or cannot be written.
+pub fn restore(
+    data: &Path,
+    file: &Path,
+    cluster_name: &str,
+    node_name: &str,
+    addresses: NodeAddresses,
+) -> Result<(Identity, ArchiveSummary), ClusterError> {
+    let (saved, mut state) = read(open(file)?)?;
+    // Behind everything that was saved, so that nothing of the new cluster's log has an index that was used.
+    let node = NodeId(saved.index.max(state.last().index) + 1);
+    let founding = Founding { cluster_name, node, node_name, addresses };
+    let identity = membership::found_with(data, founding, |identity, snapshots| {
+        let (name, node_name, addresses) =
+            (identity.cluster_name.clone(), identity.node_name.clone(), identity.addresses.clone());
+        state.refound(identity.cluster, name, Founder { node, name: node_name, addresses });
+        raft::state_machine::write_first_snapshot(snapshots, &first_meta(identity)?, &state)?;
+        Ok(())
+    })?;
+    Ok((identity, saved))
+}
+
+/// The first entry of the new log stands behind what was saved, in a term that comes before the first election.
+fn first_meta(identity: &Identity) -> Result<RaftSnapshotMeta, ClusterError> {
+    let node = identity.node.0;
+    let log_id = RaftLogId::new(RaftLeaderId { term: 0, node_id: node }, node);
+    let members = BTreeMap::from([(node, identity.addresses.clone())]);
+    let membership = RaftMembership::new(vec![[node].into()], members)
+        .map_err(|error| ClusterError::Fatal { reason: error.to_string() })?;
+    Ok(RaftSnapshotMeta {
+        last_log_id: Some(log_id),
+        last_membership: RaftStoredMembership::new(Some(log_id), membership),
+    })
+}
+
+fn open(path: &Path) -> Result<BufReader<File>, ArchiveError> {
+    File::open(path).map(BufReader::new).map_err(|source| ArchiveError::File { action: "open", source })
+}
+
+pub(crate) fn write(head: &v1::ArchiveHead, state: &State, out: impl Write) -> io::Result<()> {
+    let mut writer = ArchiveWriter::begin(out, head)?;
+    state.serialize(&mut rmp_serde::Serializer::new(&mut writer).with_struct_map()).map_err(io::Error::other)?;
+    writer.finish()
+}
+
+/// Reads a saved snapshot, and nothing of it that is not checked.
+pub(crate) fn read(input: impl Read) -> Result<(ArchiveSummary, State), ArchiveError> {
+    let (mut reader, head) = ArchiveReader::begin(input)?;
+    let decoded = rmp_serde::from_read(&mut reader);
+    if let Some(failure) = reader.failure() {
+        return Err(failure);
+    }
+    let undecodable = |source| ArchiveError::Content { source: Box::new(WireError::Decode { what: "state", source }) };
+    let state = decoded.map_err(undecodable)?;
+    reader.finish()?;
+    Ok((summary(head)?, state))
+}
+
+fn summary(head: v1::ArchiveHead) -> Result<ArchiveSummary, ArchiveError> {
+    let missing = WireError::Missing { message: "head of the saved snapshot", field: "cluster" };
+    let cluster = Uuid::from_slice(&head.cluster).map_err(|_| ArchiveError::Content { source: Box::new(missing) })?;
+    Ok(ArchiveSummary {
+        cluster,
+        cluster_name: head.cluster_name,
+        index: head.index,
+        saved_at_ms: head.saved_at_ms,
+        version: head.version,
+        tasks: head.tasks,
+    })
+}
+
+/// Where a file goes that is read while it is made.
+struct Outlet(mpsc::Sender<io::Result<Bytes>>);
+
+impl Write for Outlet {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "nobody reads the snapshot any more");
+        self.0.blocking_send(Ok(Bytes::copy_from_slice(bytes))).map_err(gone)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

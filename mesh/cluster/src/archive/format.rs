@@ -1,0 +1,285 @@
+//! The file of a saved snapshot: written and read in one pass, without ever being whole in memory.
+//!
+//! ```text
+//! file  = mark(8) | format(4) | head chunk | chunk, chunk, ... | end chunk
+//! chunk = kind(1) | 0(3) | length(4) | bytes | BLAKE3 of the whole file up to here (32)
+//! ```
+//! Since each checksum covers everything before it, a chunk cannot be changed, left out, doubled or moved; the end chunk
+//! tells a whole file from a cut one. A reader hands on only bytes whose checksum was right.
+
+use std::io::{self, Read, Write};
+
+use bytes::Bytes;
+use prost::Message as _;
+use towline_proto::v1;
+
+use crate::wire::WireError;
+
+const MARK: [u8; 8] = *b"TOWLSAVE";
+/// The version of the file that this binary writes, and the only one that it reads.
+const FORMAT: u32 = 1;
+/// Bytes of one chunk: small beside a state, large beside its checksum.
+const CHUNK_BYTES: usize = 256 * 1024;
+/// A longer chunk is refused before room is made for it.
+const MAX_CHUNK_BYTES: usize = 1024 * 1024;
+const CHUNK_HEADER: usize = 8;
+const CHECKSUM: usize = 32;
+
+const HEAD: u8 = 1;
+const STATE: u8 = 2;
+const END: u8 = 3;
+
+/// Why a file is not a saved snapshot that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ArchiveError {
+    /// It could not be read or written.
+    #[error("{action} the saved snapshot")]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// Something else.
+    #[error("this is no saved snapshot: make one with `towline cluster snapshot save FILE`")]
+    Mark,
+    /// Another version of this binary wrote it.
+    #[error(
+        "saved snapshot has format {found}, and this binary reads {known}: use the version that wrote it, or a newer one"
+    )]
+    Format {
+        /// What it says.
+        found: u32,
+        /// What this binary reads.
+        known: u32,
+    },
+    /// Its end is missing.
+    #[error("saved snapshot is torn: it ends at byte {at}, before its end mark; it was cut, or not written to the end")]
+    Torn {
+        /// Where it ends.
+        at: u64,
+    },
+    /// A checksum is not right.
+    #[error("saved snapshot is damaged or was edited: the checksum of bytes {from} to {to} is not right")]
+    Damaged {
+        /// Where the chunk begins.
+        from: u64,
+        /// Where it ends.
+        to: u64,
+    },
+    /// Chunks that are whole, in an order that nothing writes.
+    #[error("saved snapshot is damaged or was edited at byte {at}: {reason}")]
+    Malformed {
+        /// Where.
+        at: u64,
+        /// What is there.
+        reason: &'static str,
+    },
+    /// The checksums are right, and the content is not understood.
+    #[error("read what is in the saved snapshot")]
+    Content {
+        /// What is not understood.
+        source: Box<WireError>,
+    },
+}
+
+/// Writes a file; what is written to it is the state.
+pub(super) struct ArchiveWriter<W> {
+    out: W,
+    hasher: blake3::Hasher,
+    pending: Vec<u8>,
+}
+
+impl<W: Write> ArchiveWriter<W> {
+    pub(super) fn begin(out: W, head: &v1::ArchiveHead) -> io::Result<Self> {
+        let mut writer = Self { out, hasher: blake3::Hasher::new(), pending: Vec::with_capacity(CHUNK_BYTES) };
+        writer.put(&MARK)?;
+        writer.put(&FORMAT.to_le_bytes())?;
+        writer.chunk(HEAD, &head.encode_to_vec())?;
+        Ok(writer)
+    }
+
+    /// Writes the end mark: without it the file is torn.
+    pub(super) fn finish(mut self) -> io::Result<()> {
+        self.flush_chunk()?;
+        self.chunk(END, &[])?;
+        self.out.flush()
+    }
+
+    fn flush_chunk(&mut self) -> io::Result<()> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let mut pending = std::mem::take(&mut self.pending);
+        self.chunk(STATE, &pending)?;
+        pending.clear();
+        self.pending = pending;
+        Ok(())
+    }
+
+    fn chunk(&mut self, kind: u8, bytes: &[u8]) -> io::Result<()> {
+        let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+        self.put(&[kind, 0, 0, 0])?;
+        self.put(&length.to_le_bytes())?;
+        self.put(bytes)?;
+        let checksum = self.hasher.finalize();
+        self.put(checksum.as_bytes())
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.hasher.update(bytes);
+        self.out.write_all(bytes)
+    }
+}
+
+impl<W: Write> Write for ArchiveWriter<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.pending.len() >= CHUNK_BYTES {
+            self.flush_chunk()?;
+        }
+        let taken = bytes.len().min(CHUNK_BYTES - self.pending.len());
+        self.pending.extend_from_slice(&bytes[..taken]);
+        Ok(taken)
+    }
+
+    /// Chunks are made when they are full, and at the end.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Reads a file; what is read from it is the state.
+pub(super) struct ArchiveReader<R> {
+    input: R,
+    hasher: blake3::Hasher,
+    at: u64,
+    chunk: Bytes,
+    ended: bool,
+    /// Why nothing more can be read. The error of a read must fit into an `io::Error`, which tells less.
+    failed: Option<ArchiveError>,
+}
+
+impl<R: Read> ArchiveReader<R> {
+    pub(super) fn begin(input: R) -> Result<(Self, v1::ArchiveHead), ArchiveError> {
+        let mut reader =
+            Self { input, hasher: blake3::Hasher::new(), at: 0, chunk: Bytes::new(), ended: false, failed: None };
+        let mark: [u8; MARK.len()] = reader.array().map_err(|error| match error {
+            ArchiveError::Torn { .. } => ArchiveError::Mark,
+            error => error,
+        })?;
+        if mark != MARK {
+            return Err(ArchiveError::Mark);
+        }
+        let found = u32::from_le_bytes(reader.array()?);
+        if found != FORMAT {
+            return Err(ArchiveError::Format { found, known: FORMAT });
+        }
+        let (kind, head) = reader.next_chunk()?;
+        if kind != HEAD {
+            return Err(ArchiveError::Malformed { at: reader.at, reason: "it does not begin with a head" });
+        }
+        let head = v1::ArchiveHead::decode(head).map_err(|source| ArchiveError::Content {
+            source: Box::new(WireError::Envelope { what: "head of the saved snapshot", source }),
+        })?;
+        Ok((reader, head))
+    }
+
+    /// Reads to the end, and checks that there is one and nothing behind it.
+    pub(super) fn finish(&mut self) -> Result<(), ArchiveError> {
+        while self.advance()? {}
+        Ok(())
+    }
+
+    /// Why a read failed, if it did.
+    pub(super) fn failure(&mut self) -> Option<ArchiveError> {
+        self.failed.take()
+    }
+
+    /// Goes to the next chunk of the state; false at the end of the file.
+    fn advance(&mut self) -> Result<bool, ArchiveError> {
+        if self.ended {
+            return Ok(false);
+        }
+        let from = self.at;
+        let (kind, bytes) = self.next_chunk()?;
+        match kind {
+            STATE => {
+                self.chunk = bytes;
+                Ok(true)
+            }
+            END if !bytes.is_empty() => Err(ArchiveError::Malformed { at: from, reason: "its end mark is not empty" }),
+            END => {
+                self.ended = true;
+                self.chunk = Bytes::new();
+                self.expect_nothing_more()
+            }
+            _ => Err(ArchiveError::Malformed { at: from, reason: "a chunk is of a kind that is not known" }),
+        }
+    }
+
+    fn expect_nothing_more(&mut self) -> Result<bool, ArchiveError> {
+        let mut more = [0; 1];
+        match self.input.read(&mut more) {
+            Ok(0) => Ok(false),
+            Ok(_) => Err(ArchiveError::Malformed { at: self.at, reason: "there is something behind its end mark" }),
+            Err(source) => Err(ArchiveError::File { action: "read", source }),
+        }
+    }
+
+    fn next_chunk(&mut self) -> Result<(u8, Bytes), ArchiveError> {
+        let from = self.at;
+        let header: [u8; CHUNK_HEADER] = self.array()?;
+        let length = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
+        if length > MAX_CHUNK_BYTES || header[1..4] != [0; 3] {
+            return Err(ArchiveError::Malformed { at: from, reason: "there is no chunk" });
+        }
+        let mut bytes = vec![0; length];
+        self.fill(&mut bytes)?;
+        let expected = self.hasher.finalize();
+        let checksum: [u8; CHECKSUM] = self.array()?;
+        if *expected.as_bytes() != checksum {
+            return Err(ArchiveError::Damaged { from, to: self.at });
+        }
+        Ok((header[0], bytes.into()))
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], ArchiveError> {
+        let mut bytes = [0; N];
+        self.fill(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), ArchiveError> {
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match self.input.read(&mut bytes[filled..]) {
+                Ok(0) => return Err(ArchiveError::Torn { at: self.at + filled as u64 }),
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(ArchiveError::File { action: "read", source }),
+            }
+        }
+        self.hasher.update(bytes);
+        self.at += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+impl<R: Read> Read for ArchiveReader<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.chunk.is_empty() {
+            match self.advance() {
+                Ok(true) => {}
+                Ok(false) => return Ok(0),
+                Err(error) => {
+                    let told = io::Error::new(io::ErrorKind::InvalidData, error.to_string());
+                    self.failed = Some(error);
+                    return Err(told);
+                }
+            }
+        }
+        let taken = into.len().min(self.chunk.len());
+        into[..taken].copy_from_slice(&self.chunk.split_to(taken));
+        Ok(taken)
+    }
+}

@@ -1,0 +1,33 @@
+//! Decoders of what clients send and operators write, as plain functions for fuzzing: none of them may panic.
+
+use towline_a2a::convert;
+
+use crate::{
+    a2a::fuzz_request,
+    config::{self, Overrides},
+};
+
+/// A JSON-RPC request of a client, down to the core's types, whatever method it names.
+pub fn a2a_request(bytes: &[u8]) {
+    let Some(params) = fuzz_request(bytes) else { return };
+    drop(convert::send_request(params.clone()));
+    drop(convert::get_request(params.clone()));
+    drop(convert::task_request(params.clone()));
+    drop(convert::list_request(params));
+}
+
+/// What a peer answers: a task, an event, a page, a card.
+pub fn a2a_answer(bytes: &[u8]) {
+    let Ok(value) = serde_json::from_slice::<serde_json::Value>(bytes) else { return };
+    drop(convert::RemoteTask::from_wire(value.clone()));
+    drop(convert::stream_event_from_wire(value.clone()));
+    drop(convert::send_reply_from_wire(value.clone()));
+    drop(convert::page_from_wire(value.clone()));
+    drop(convert::card_from_wire(value));
+}
+
+/// A configuration file.
+pub fn configuration(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    drop(config::read(text, "/nowhere".into(), &Overrides::default()));
+}

@@ -1,0 +1,120 @@
+//! Disks that fail: what a node does, and what it says. Each test has a file system of its own, which needs root.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+use towline_tests::{Answer, FakeModel, TestNode, state_of, text_message};
+
+const SPEAKER: &str = "agents:\n  - { name: speaker, description: S., instruction: S. }\n";
+
+/// A node that has lost its disk answers no more; its client need not wait for it.
+const ANSWER_WITHIN: Duration = Duration::from_secs(8);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_fsync_ends_the_node_and_what_was_confirmed_is_there_when_it_is_started_again() {
+    let model = FakeModel::start(|_| Answer::say("spoken")).await;
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = TestNode::new(folder.path(), "a", 8, &(model.config() + SPEAKER));
+    let disk = FailingDisk::mount(folder.path(), &node.data());
+    node.init().await;
+    node.start(None);
+    node.ready().await;
+    let done = node.agent("speaker").send(text_message("m-1", "speak")).await.unwrap();
+
+    disk.fail();
+    let speaker = node.agent("speaker");
+    // Large enough to need blocks that the disk does not have.
+    let sent = tokio::time::timeout(ANSWER_WITHIN, speaker.send(text_message("m-2", &"x".repeat(3_000_000)))).await;
+    assert!(!matches!(sent, Ok(Ok(_))), "what the disk refused is not confirmed: {sent:?}");
+    assert_eq!(node.ended().await, Some(1));
+    assert!(node.log_text().contains("log can no longer be written"), "{}", node.log_text());
+
+    disk.heal();
+    node.start(None);
+    node.ready().await;
+    assert_eq!(node.agent("speaker").get(done["id"].as_str().unwrap()).await.unwrap(), done);
+    let again = node.agent("speaker").send(text_message("m-3", "speak")).await.unwrap();
+    assert_eq!(state_of(&again), "TASK_STATE_COMPLETED");
+    node.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_on_a_read_only_disk_says_so_and_does_not_start() {
+    let model = FakeModel::start(|_| Answer::say("spoken")).await;
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = TestNode::new(folder.path(), "a", 8, &(model.config() + SPEAKER));
+    let disk = FailingDisk::mount(folder.path(), &node.data());
+    node.init().await;
+    node.start(None);
+    node.ready().await;
+    let done = node.agent("speaker").send(text_message("m-1", "speak")).await.unwrap();
+    node.kill().await;
+
+    disk.remount("ro");
+    node.start(None);
+    assert_eq!(node.ended().await, Some(1));
+    assert!(node.log_text().contains("Read-only file system"), "{}", node.log_text());
+
+    disk.remount("rw");
+    node.start(None);
+    node.ready().await;
+    assert_eq!(node.agent("speaker").get(done["id"].as_str().unwrap()).await.unwrap(), done);
+    node.kill().await;
+}
+
+/// A file system in a sparse image on a small disk: when that is full, what the file system took cannot be written back,
+/// and `fsync` says so. Unmounted on drop.
+struct FailingDisk {
+    mounted: PathBuf,
+    below: PathBuf,
+}
+
+impl FailingDisk {
+    fn mount(folder: &Path, at: &Path) -> Self {
+        let below = folder.join("below");
+        fs::create_dir_all(&below).unwrap();
+        fs::create_dir_all(at).unwrap();
+        run("mount", &["-t", "tmpfs", "-o", "size=64m", "tmpfs", below.to_str().unwrap()]);
+        let disk = Self { mounted: at.to_owned(), below };
+        let image = disk.below.join("image");
+        File::create(&image).unwrap().set_len(512 << 20).unwrap();
+        run("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", image.to_str().unwrap()]);
+        run("mount", &["-o", "loop", image.to_str().unwrap(), at.to_str().unwrap()]);
+        // The root of a new file system is not empty.
+        fs::remove_dir(at.join("lost+found")).unwrap();
+        disk
+    }
+
+    fn fail(&self) {
+        let mut filler = File::create(self.below.join("filler")).unwrap();
+        for size in [1 << 20, 1 << 12, 1] {
+            while filler.write_all(&vec![b'x'; size]).is_ok() {}
+        }
+    }
+
+    fn heal(&self) {
+        fs::remove_file(self.below.join("filler")).unwrap();
+    }
+
+    fn remount(&self, mode: &str) {
+        run("mount", &["-o", &format!("remount,{mode}"), self.mounted.to_str().unwrap()]);
+    }
+}
+
+impl Drop for FailingDisk {
+    fn drop(&mut self) {
+        for at in [&self.mounted, &self.below] {
+            let unmounted = Command::new("umount").arg("--lazy").arg(at).status();
+            assert!(unmounted.is_ok_and(|status| status.success()) || std::thread::panicking(), "unmount {at:?}");
+        }
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let ran = Command::new(program).args(arguments).output().unwrap();
+    assert!(ran.status.success(), "{program} {arguments:?} (needs root): {}", String::from_utf8_lossy(&ran.stderr));
+}
