@@ -10,6 +10,7 @@
 //! (`reconcile`). Nodes talk over mutual TLS (`certificates`, `peers`), and only a join is answered without a certificate.
 //! What an agent is, or A2A, is not known here.
 
+mod caller;
 mod certificates;
 mod error;
 mod handle;
@@ -35,6 +36,7 @@ use tower::ServiceExt;
 use towline_core::{NodeAddresses, NodeId, Rejection};
 use towline_proto::v1::{enrol_server::EnrolServer, peer_server::PeerServer, raft_server::RaftServer};
 
+pub use caller::{PeerCaller, PeerCredentials};
 pub use error::{ClusterError, ProposeError, Unavailable};
 pub use handle::{ClusterHandle, Registration};
 pub use membership::Identity;

@@ -176,6 +176,8 @@ fn eventful_day() -> Log {
     log.up(third, boot(third, 3)).unwrap_err();
     log.pass(limits::TERMINAL_RETENTION_MS + 1);
     log.node(1, Command::Sweep).unwrap();
+    let note = Command::Note { key: "motto".into(), value: "nothing is lost".into(), version: 1 };
+    log.operator(note).unwrap();
     log
 }
 
@@ -195,5 +197,6 @@ fn kind(command: &Command) -> &'static str {
         Command::Sweep => "sweep",
         Command::Resolve(_) => "resolve",
         Command::Testify(_) => "testify",
+        Command::Note { .. } => "note",
     }
 }

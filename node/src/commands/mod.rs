@@ -64,6 +64,7 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
     match command {
         Command::Demo(args) => crate::demo::run(args, console(output)).await.map_err(demo_error),
         Command::Dev(args) => crate::dev::run(args, console(output)).await.map_err(demo_error),
+        Command::Bench(command) => crate::bench::run(command, output).await.map_err(CliError::other),
         Command::McpFiles(args) => crate::mcp_files::run(args).await.map_err(CliError::other),
         Command::Send(args) => send::run(args, &Client::new(global)?, output).await,
         Command::Task(command) => task::run(command, &Client::new(global)?, output).await,
