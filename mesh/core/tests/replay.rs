@@ -64,6 +64,7 @@ fn the_kept_log_shows_every_kind_of_command() {
             "mint_token",
             "node_lost",
             "node_up",
+            "note",
             "report",
             "resolve",
             "submit",
