@@ -144,7 +144,7 @@ mod tests {
         async fn once(&mut self) -> Result<(), String> {
             self.0 += 1;
             tokio::time::sleep(Duration::from_millis(2)).await;
-            if self.0 % 2 == 0 { Err("even".to_owned()) } else { Ok(()) }
+            if self.0.is_multiple_of(2) { Err("even".to_owned()) } else { Ok(()) }
         }
     }
 
