@@ -1,6 +1,8 @@
 //! `towline bench`: each bench in its smallest form. What is checked is the shape of what it says, that nothing failed and
 //! nothing was lost; how fast anything is depends on the machine, and is told in `tests/BENCHMARKS.md`.
 
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot go on fails the test")]
+
 use serde_json::Value;
 use towline_tests::run_cli;
 
