@@ -65,6 +65,7 @@ fn the_kept_log_shows_every_kind_of_command() {
             "node_lost",
             "node_up",
             "note",
+            "remove_node",
             "report",
             "resolve",
             "submit",
