@@ -73,15 +73,10 @@ impl Outbox {
         let mut bytes = 0;
         while let Some(word) = self.queue.front() {
             bytes += chunk_size(word);
-            let full = words.len() == MAX_WORDS || (bytes > MAX_CHUNK_BYTES && !words.is_empty());
-            if full || (must_stand_alone(word) && !words.is_empty()) {
+            if words.len() == MAX_WORDS || (bytes > MAX_CHUNK_BYTES && !words.is_empty()) {
                 break;
             }
-            let alone = must_stand_alone(word);
             words.extend(self.queue.pop_front());
-            if alone {
-                break;
-            }
         }
         words
     }
@@ -97,12 +92,6 @@ impl Outbox {
     pub(crate) fn refused(&mut self, number: u64) -> Option<Vec<OwnerWord>> {
         self.in_flight.take_if(|report| report.number == number).map(|report| report.words)
     }
-}
-
-/// `Finished` is let past the bounds of a task only when it comes alone. The turn's start comes alone too, since the rest
-/// depends on whether it was this owner's.
-fn must_stand_alone(word: &OwnerWord) -> bool {
-    matches!(word, OwnerWord::Finished { .. } | OwnerWord::TurnStarted { .. })
 }
 
 fn chunk_size(word: &OwnerWord) -> usize {
@@ -148,7 +137,7 @@ fn extend(last: &mut OwnerWord, word: OwnerWord) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use towline_core::{Metadata, Outcome, StepNo, TaskState, TraceContext};
+    use towline_core::{Metadata, Outcome, StepNo, TaskState};
 
     fn outbox() -> Outbox {
         Outbox::new(TaskId::from_uuid(uuid::Uuid::max()), Epoch(9), 4)
@@ -212,18 +201,14 @@ mod tests {
     }
 
     #[test]
-    fn the_end_and_the_begin_of_a_turn_come_alone() {
+    fn the_last_outcome_and_the_end_are_one_report() {
         let mut outbox = outbox();
-        let begin = OwnerWord::TurnStarted { span: TraceContext { trace_id: 1, span_id: 1, sampled: true } };
         let end = OwnerWord::Finished { state: TaskState::Completed, message: None };
-        for word in [begin.clone(), ended(0), end.clone()] {
-            outbox.push(word);
-        }
-        for expected in [begin, ended(0), end] {
-            let report = outbox.next_report().unwrap();
-            assert_eq!(report.words, vec![expected]);
-            outbox.committed(report.number).unwrap();
-        }
+        outbox.push(ended(0));
+        outbox.push(end.clone());
+        let report = outbox.next_report().unwrap();
+        assert_eq!(report.words, vec![ended(0), end]);
+        outbox.committed(report.number).unwrap();
         assert!(outbox.is_idle());
     }
 

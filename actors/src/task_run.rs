@@ -26,7 +26,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use towline_cluster::ProposeError;
 use towline_core::{
     Asked, Command, Doubt, Epoch, Intent, Message, Metadata, ModelAnswer, Outcome, OwnerReport, OwnerWord, Part,
-    Principal, Proposal, Rejection, Role, Step, StepNo, TaskId, TaskState, ToolCall, TraceContext,
+    Principal, Proposal, Rejection, Role, Step, StepNo, StepRecord, TaskId, TaskState, ToolCall, TraceContext,
 };
 use towline_trace::{KeyValue, LostSpan, Span, names};
 
@@ -242,7 +242,8 @@ impl Actor for TaskRunActor {
             }
             TaskRunMsg::Thought { step, attempt, answer, toolbox } if state.is_running(step, attempt) => {
                 state.toolbox = toolbox;
-                state.thought(step, answer);
+                let outcome = state.thought(step, answer);
+                state.complete_with(step, outcome);
                 state.advance().await?;
             }
             TaskRunMsg::ToolReturned { step, attempt, result } if state.is_running(step, attempt) => {
@@ -370,6 +371,9 @@ impl TaskRunState {
         self.phase = Phase::Beginning;
         self.outbox = Outbox::new(self.id(), self.epoch, lease.reported);
         self.outbox.push(OwnerWord::TurnStarted { span: self.turn_context });
+        if self.give_up.is_none() && self.view.journal.is_empty() && self.decide() == Next::Think {
+            self.think_next();
+        }
         self.pump();
     }
 
@@ -520,9 +524,13 @@ impl TaskRunState {
     }
 
     fn decide(&self) -> Next {
+        self.decide_from(&self.view.journal)
+    }
+
+    fn decide_from(&self, journal: &[Step]) -> Next {
         let running = self.running.keys().filter(|step| !self.asking.contains_key(step)).copied().collect();
         decision::decide(&Situation {
-            journal: &self.view.journal,
+            journal,
             mine: &self.mine,
             running: &running,
             asking: &self.asking,
@@ -563,10 +571,7 @@ impl TaskRunState {
             Next::TakeUp { restart, fail } => self.take_up(&restart, &fail),
             Next::Perform(steps) => return self.perform(&steps).await,
             Next::Call(calls) => self.call(&calls),
-            Next::Think => {
-                let model = self.model_name();
-                self.start_step(self.next_step(0), Intent::Model { model });
-            }
+            Next::Think => self.think_next(),
             Next::Doubt(steps) => self.ask_about(steps),
             Next::Ask(call) => self.ask(&call),
             Next::AskAgain(step, question) => self.ask_person(step, question, Metadata::new()),
@@ -576,6 +581,11 @@ impl TaskRunState {
             Next::Wait => {}
         }
         Ok(())
+    }
+
+    fn think_next(&mut self) {
+        let model = self.model_name();
+        self.start_step(self.next_step(0), Intent::Model { model });
     }
 
     fn next_step(&self, ahead: usize) -> StepNo {
@@ -838,7 +848,7 @@ impl TaskRunState {
         });
     }
 
-    fn thought(&mut self, step: StepNo, answer: Result<ModelAnswer, ModelError>) {
+    fn thought(&mut self, step: StepNo, answer: Result<ModelAnswer, ModelError>) -> Outcome {
         let outcome = match answer {
             Ok(mut answer) => {
                 answer.calls = with_distinct_ids(answer.calls, step);
@@ -850,7 +860,21 @@ impl TaskRunState {
             }
             Err(error) => Outcome::Failed { error_type: error.error_type.into_owned(), message: error.message },
         };
-        self.end_step(step, outcome);
+        self.end_step(step, outcome.clone());
+        outcome
+    }
+
+    /// Says the last word in the same report as the outcome that leaves nothing else to do.
+    fn complete_with(&mut self, step: StepNo, outcome: Outcome) {
+        if self.phase != Phase::Running || self.give_up.is_some() {
+            return;
+        }
+        let mut journal = self.view.journal.clone();
+        let Some(ended) = journal.get_mut(step.0 as usize) else { return };
+        ended.ended = Some(StepRecord { outcome, at: self.view.now });
+        if self.decide_from(&journal) == Next::Complete {
+            self.finish(TaskState::Completed, None);
+        }
     }
 
     fn tool_returned(&mut self, step: StepNo, result: Result<ToolResult, CallError>) {

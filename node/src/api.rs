@@ -202,7 +202,8 @@ async fn join_token(
 
 async fn remove_node(State(api): State<Arc<Api>>, Path(node): Path<u64>) -> Result<Response, ApiError> {
     api.cluster.remove_node(NodeId(node)).await?;
-    Ok(Json(json!({ "removed": node })).into_response())
+    let keeps_authority = api.cluster.local(|state| state.founder() == NodeId(node));
+    Ok(Json(json!({ "keeps_authority": keeps_authority, "removed": node })).into_response())
 }
 
 fn task_id(text: &str) -> Result<TaskId, ApiError> {

@@ -5,6 +5,7 @@ use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
+    bench::BenchCommand,
     commands,
     demo::DemoArgs,
     dev::DevArgs,
@@ -92,6 +93,9 @@ pub enum Command {
     /// Checks a configuration file and lists every mistake
     #[command(after_help = "Examples:\n  towline validate towline.yaml\n  towline validate -o json towline.yaml")]
     Validate(ValidateArgs),
+    /// Measures this binary on this machine, with three nodes that it starts and stops
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Writes a completion script for a shell
     #[command(
         after_help = "Examples:\n  towline completion bash > /etc/bash_completion.d/towline\n  source <(towline completion zsh)"

@@ -522,7 +522,7 @@ impl ClusterHandle {
 pub(crate) const TRACEPARENT: &str = "traceparent";
 
 /// What became of one try.
-enum Attempt {
+pub(crate) enum Attempt {
     Here(Written),
     /// Nothing was sent.
     Unreached(String),
@@ -579,7 +579,7 @@ impl Search {
 }
 
 /// A proposal that is too large is the proposer's doing.
-fn encode(proposal: &Proposal) -> Result<Bytes, ProposeError> {
+pub(crate) fn encode(proposal: &Proposal) -> Result<Bytes, ProposeError> {
     wire::encode_proposal(proposal).map_err(|error| match error {
         WireError::TooLarge { limit, .. } => {
             Rejection::TooLarge { what: "proposal in bytes".to_owned(), limit: limit as u64 }.into()
@@ -599,7 +599,7 @@ fn encode(proposal: &Proposal) -> Result<Bytes, ProposeError> {
     })
 }
 
-fn written(leader: NodeId, answer: v1::ProposeResponse) -> Attempt {
+pub(crate) fn written(leader: NodeId, answer: v1::ProposeResponse) -> Attempt {
     use v1::propose_response::Result as Answer;
     match answer.result {
         Some(Answer::Applied(applied)) => match wire::decode_outcome(&applied.outcome) {
@@ -614,7 +614,7 @@ fn written(leader: NodeId, answer: v1::ProposeResponse) -> Attempt {
 }
 
 /// A call that broke: unless it surely was not taken up, its proposal may be in the log.
-fn failed_forward(leader: NodeId, status: &tonic::Status) -> Attempt {
+pub(crate) fn failed_forward(leader: NodeId, status: &tonic::Status) -> Attempt {
     let reason = format!("node {leader}: {}", peers::root_cause(status));
     if peers::never_sent(status) {
         return Attempt::Unreached(reason);
@@ -665,5 +665,6 @@ fn command_name(command: &Command) -> &'static str {
         Command::RemoveNode { .. } => "RemoveNode",
         Command::AssignPending => "AssignPending",
         Command::Sweep => "Sweep",
+        Command::Note { .. } => "Note",
     }
 }

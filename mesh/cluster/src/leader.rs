@@ -85,13 +85,13 @@ impl Leadership {
         metrics.membership_config.membership().voter_ids().eq([self.node.0])
     }
 
-    /// Puts a proposal of a client into the log. A disk that runs full takes no new work first, and then only what Raft
+    /// Puts a proposal of a client, which this process has encoded or decoded, into the log. A disk that runs full takes no new work first, and then only what Raft
     /// itself writes.
     pub(crate) async fn write(&self, payload: Bytes, trace: Option<TraceContext>, wait: Duration) -> Written {
         if let Err(forward) = self.raft.as_leader() {
             return Written::NotLeader(self.hint(&forward));
         }
-        let logged = match LoggedProposal::from_encoded(self.stamp(), trace, payload) {
+        let logged = match LoggedProposal::from_known(self.stamp(), trace, payload) {
             Ok(logged) => logged,
             Err(error) => return Written::Unavailable(format!("proposal is not taken: {error}")),
         };
@@ -106,8 +106,7 @@ impl Leadership {
     /// Puts a proposal of the leader itself into the log.
     pub(crate) async fn write_own(&self, command: towline_core::Command, wait: Duration) -> Written {
         let proposal = Proposal { by: Principal::Node(self.node), command };
-        match wire::encode_proposal(&proposal).and_then(|bytes| LoggedProposal::from_encoded(self.stamp(), None, bytes))
-        {
+        match wire::encode_proposal(&proposal).and_then(|bytes| LoggedProposal::from_known(self.stamp(), None, bytes)) {
             Ok(logged) => self.append(logged, wait).await,
             Err(error) => Written::Unavailable(format!("proposal cannot be encoded: {error}")),
         }
@@ -185,6 +184,7 @@ fn makes_work(logged: &LoggedProposal) -> bool {
         | Command::Continue { .. }
         | Command::Found { .. }
         | Command::MintToken { .. }
+        | Command::Note { .. }
         | Command::Enrol(_) => true,
     })
 }

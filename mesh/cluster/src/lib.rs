@@ -11,6 +11,7 @@
 //! What an agent is, or A2A, is not known here.
 
 pub mod archive;
+mod caller;
 mod certificates;
 mod error;
 #[cfg(test)]
@@ -40,6 +41,7 @@ use tower::ServiceExt;
 use towline_core::{NodeAddresses, NodeId, Rejection};
 use towline_proto::v1::{enrol_server::EnrolServer, peer_server::PeerServer, raft_server::RaftServer};
 
+pub use caller::{PeerCaller, PeerCredentials};
 pub use error::{ClusterError, ProposeError, Unavailable};
 pub use handle::{ClusterHandle, Registration};
 pub use membership::Identity;

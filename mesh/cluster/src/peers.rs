@@ -146,17 +146,31 @@ impl Peers {
     }
 
     fn make_channel(&self, node: NodeId) -> PeerChannel {
-        let name = certificates::node_name(node, &self.cluster_name);
         let book = Arc::clone(&self.book);
-        let dial = Dial {
-            tls: self.tls.clone(),
-            name: ServerName::try_from(name.clone()).expect("a cluster name is checked to be a DNS label"),
-            address: Arc::new(move || book.peer(node)),
-        };
-        let channel = lazy_channel(&name, dial).expect("a DNS name makes a URI");
-        InterceptedService::new(channel, Target::new(node))
+        node_channel(node, &self.cluster_name, self.tls.clone(), Arc::new(move || book.peer(node)))
     }
 }
+
+/// A channel to a node at one address, as the node whose credentials these are.
+pub(crate) fn channel_at(
+    node: NodeId,
+    address: String,
+    cluster_name: &str,
+    credentials: &Credentials,
+) -> Result<PeerChannel, ClusterError> {
+    let tls = TlsConnector::from(Arc::new(credentials.client_config(Alpn::Http2)?));
+    Ok(node_channel(node, cluster_name, tls, Arc::new(move || Some(address.clone()))))
+}
+
+fn node_channel(node: NodeId, cluster_name: &str, tls: TlsConnector, address: FindAddress) -> PeerChannel {
+    let name = certificates::node_name(node, cluster_name);
+    let server = ServerName::try_from(name.clone()).expect("a cluster name is checked to be a DNS label");
+    let channel = lazy_channel(&name, Dial { tls, name: server, address }).expect("a DNS name makes a URI");
+    InterceptedService::new(channel, Target::new(node))
+}
+
+/// Where to dial, asked anew at each dial.
+type FindAddress = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// A channel to a member whose id is not known, for a node that has no certificate yet.
 pub(crate) fn joining_channel(address: &str, authority: &CertificateDer<'static>) -> Result<Channel, ClusterError> {
@@ -186,7 +200,7 @@ pub(crate) fn is_host_and_port(text: &str) -> bool {
 struct Dial {
     tls: TlsConnector,
     name: ServerName<'static>,
-    address: Arc<dyn Fn() -> Option<String> + Send + Sync>,
+    address: FindAddress,
 }
 
 impl Dial {

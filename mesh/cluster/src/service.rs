@@ -72,6 +72,14 @@ impl v1::peer_server::Peer for PeerService {
         Ok(Response::new(v1::ReadIndexResponse { result: Some(result) }))
     }
 
+    async fn note(&self, request: Request<v1::NoteRequest>) -> Result<Response<v1::NoteResponse>, Status> {
+        let key = request.into_inner().key;
+        let found = self.cluster.read(|state| state.note(&key).cloned()).await;
+        let found = found.map_err(|error| Status::unavailable(error.to_string()))?;
+        let (value, version) = found.map_or((None, 0), |note| (Some(note.value), note.version));
+        Ok(Response::new(v1::NoteResponse { value, version }))
+    }
+
     async fn keep_alive(
         &self,
         request: Request<v1::KeepAliveRequest>,
@@ -134,6 +142,7 @@ fn may_forward(caller: NodeId, founder: NodeId, proposal: &Proposal) -> bool {
         | Command::Testify(_)
         | Command::MintToken { .. }
         | Command::RemoveNode { .. }
+        | Command::Note { .. }
         | Command::NodeUp { .. } => true,
     }
 }

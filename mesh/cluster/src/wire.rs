@@ -127,13 +127,13 @@ impl LoggedProposal {
         Ok(Self { at, trace, payload: encode_proposal(proposal)? })
     }
 
-    /// Takes a proposal that another node encoded.
+    /// Takes the encoded form of a proposal that this process has encoded or decoded. Bytes that were never decoded must
+    /// not reach the log, since no node could apply them.
     ///
     /// # Errors
-    /// When it cannot be decoded: such bytes must never reach the log, since no node could apply them.
-    pub fn from_encoded(at: Timestamp, trace: Option<TraceContext>, payload: Bytes) -> Result<Self, WireError> {
+    /// When it is too large for a frame between nodes.
+    pub fn from_known(at: Timestamp, trace: Option<TraceContext>, payload: Bytes) -> Result<Self, WireError> {
         check_proposal_size(&payload)?;
-        decode_proposal(&payload)?;
         Ok(Self { at, trace, payload })
     }
 

@@ -94,6 +94,15 @@ pub enum Command {
     AssignPending,
     /// Remove terminal tasks past their retention.
     Sweep,
+    /// An operator keeps a small text under a key.
+    Note {
+        /// Under what.
+        key: String,
+        /// The text; an empty one removes the note.
+        value: String,
+        /// Orders the words about one key: one that is not above what the key has seen changes nothing.
+        version: u64,
+    },
 }
 
 /// What a command did.

@@ -24,6 +24,7 @@ mod journal;
 mod lease;
 pub mod limits;
 mod node;
+mod note;
 mod policy;
 mod principal;
 mod state;
@@ -42,6 +43,7 @@ pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, TaskId
 pub use journal::{Asked, Doubt, Intent, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage};
 pub use lease::{Epoch, Lease, Stamp, Timestamp};
 pub use node::{Node, NodeAddresses, NodeHealth};
+pub use note::Note;
 pub use principal::Principal;
 pub use state::{Founder, ListFilter, State, TaskPage};
 pub use task::{Adoption, OwnerReport, OwnerWord, ParentLink, Submission, Task, TaskState, TaskStatus, Turn};

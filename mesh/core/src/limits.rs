@@ -52,6 +52,15 @@ pub const MAX_HOPS: u32 = 16;
 /// Tasks that one `NodeLost` or `NodeUp` entry reassigns at most: it bounds the time of one `apply`.
 pub const MAX_REASSIGNED_PER_ENTRY: usize = 1_000;
 
+/// Most notes that operators keep: every node holds them all.
+pub const MAX_NOTES: usize = 16_384;
+
+/// Longest key of a note, in bytes.
+pub const MAX_NOTE_KEY_BYTES: usize = 64;
+
+/// Longest text of a note, in bytes: notes are settings and marks, not documents.
+pub const MAX_NOTE_BYTES: usize = 1024;
+
 /// Terminal tasks that one sweep removes at most.
 pub const MAX_SWEPT_PER_ENTRY: usize = 1_000;
 

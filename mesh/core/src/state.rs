@@ -8,9 +8,9 @@ use std::{
 
 use crate::{
     Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Enrolment, Epoch,
-    EventKind, JoinToken, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole,
+    EventKind, JoinToken, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note,
     Outcome, OwnerReport, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task, TaskId,
-    TaskState, TaskStatus, Timestamp, Turn, VShard, limits, policy, task,
+    TaskState, TaskStatus, Timestamp, Turn, VShard, limits, note::Notes, policy, task,
 };
 
 mod dedup;
@@ -51,6 +51,8 @@ pub struct State {
     late_results: u64,
     /// Terminal tasks by the time they ended, for the sweep.
     ended: BTreeSet<(Timestamp, TaskId)>,
+    #[serde(default, skip_serializing_if = "Notes::is_empty")]
+    notes: Notes,
     last: Stamp,
 }
 
@@ -122,6 +124,9 @@ impl State {
             Command::RemoveNode { node } => self.remove_node(node, stamp),
             Command::AssignPending => Ok(done(self.assign_pending(stamp))),
             Command::Sweep => Ok(self.sweep(stamp)),
+            Command::Note { key, value, version } => {
+                self.notes.put(key, Note { value, version }).map(|()| done(Vec::new()))
+            }
         }
     }
 
@@ -155,6 +160,7 @@ impl State {
         self.founder = Some(node);
         self.nodes = BTreeMap::from([(node, new_node(node, node_name, NodeRole::Voter, addresses, self.last.at))]);
         self.tokens.clear();
+        self.removed.clear();
         self.agents.clear();
     }
 
@@ -239,6 +245,11 @@ impl State {
             || self.ended.first().is_some_and(|(at, _)| now.0.saturating_sub(at.0) > limits::TERMINAL_RETENTION_MS)
             || self.has_expired_messages(now)
             || self.tokens.values().any(|token| token_is_over(token, now))
+    }
+
+    /// What an operator keeps under a key.
+    pub fn note(&self, key: &str) -> Option<&Note> {
+        self.notes.get(key)
     }
 
     /// All tasks of one virtual shard, by id.

@@ -64,6 +64,8 @@ fn the_kept_log_shows_every_kind_of_command() {
             "mint_token",
             "node_lost",
             "node_up",
+            "note",
+            "remove_node",
             "report",
             "resolve",
             "submit",
@@ -176,6 +178,8 @@ fn eventful_day() -> Log {
     log.up(third, boot(third, 3)).unwrap_err();
     log.pass(limits::TERMINAL_RETENTION_MS + 1);
     log.node(1, Command::Sweep).unwrap();
+    let note = Command::Note { key: "motto".into(), value: "nothing is lost".into(), version: 1 };
+    log.operator(note).unwrap();
     log
 }
 
@@ -195,5 +199,6 @@ fn kind(command: &Command) -> &'static str {
         Command::Sweep => "sweep",
         Command::Resolve(_) => "resolve",
         Command::Testify(_) => "testify",
+        Command::Note { .. } => "note",
     }
 }

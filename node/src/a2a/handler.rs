@@ -347,7 +347,8 @@ async fn propose(
         | Command::NodeLost { .. }
         | Command::RemoveNode { .. }
         | Command::AssignPending
-        | Command::Sweep => None,
+        | Command::Sweep
+        | Command::Note { .. } => None,
     };
     let reply = cluster.propose(Proposal { by: by.clone(), command }, Some(trace)).await.map_err(not_proposed)?;
     match reply {

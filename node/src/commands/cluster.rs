@@ -11,9 +11,6 @@ use crate::{
     output::Output,
 };
 
-/// The node that keeps the key of the cluster's certificate authority.
-const FOUNDER: u64 = 1;
-
 pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut Output) -> Result<(), CliError> {
     match command {
         ClusterCommand::Status => status(client, output).await,
@@ -36,8 +33,8 @@ pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut O
                 return Ok(output.json(&answer)?);
             }
             output.note("it stops within two seconds if it runs; its data folder is of no more use");
-            if node == FOUNDER {
-                output.note("node 1 kept the key that signs certificates: no further node can join this cluster");
+            if answer["keeps_authority"] == true {
+                output.note("it kept the key that signs certificates: no further node can join this cluster");
             }
             Ok(output.line(format!("node {node} is removed"))?)
         }

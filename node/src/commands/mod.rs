@@ -17,6 +17,7 @@ mod validate;
 use towline_core::TaskState;
 
 use crate::{
+    bench::BenchError,
     cli::{Cli, Command, Global},
     demo::{Console, DemoError},
     error::CliError,
@@ -65,6 +66,7 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
     match command {
         Command::Demo(args) => crate::demo::run(args, console(output)).await.map_err(demo_error),
         Command::Dev(args) => crate::dev::run(args, console(output)).await.map_err(demo_error),
+        Command::Bench(command) => crate::bench::run(command, output).await.map_err(bench_error),
         Command::McpFiles(args) => crate::mcp_files::run(args).await.map_err(CliError::other),
         Command::Send(args) => send::run(args, &Client::new(global)?, output).await,
         Command::Task(command) => task::run(command, &Client::new(global)?, output).await,
@@ -80,6 +82,11 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
 
 fn console(output: &Output) -> Console {
     Console::new(Box::new(std::io::stdout()), Box::new(std::io::stderr()), output.is_json())
+}
+
+fn bench_error(error: BenchError) -> CliError {
+    let text = crate::error::chain(&error);
+    if matches!(error, BenchError::Option { .. }) { CliError::Usage(text) } else { CliError::Other(text) }
 }
 
 fn demo_error(error: DemoError) -> CliError {

@@ -89,7 +89,7 @@ impl NodePlan {
     }
 }
 
-/// Three nodes on ports that are free at this moment.
+/// Nodes on ports that are free at this moment.
 pub(crate) fn plan_on_free_ports(dir: &Path) -> Result<Vec<NodePlan>, DemoError> {
     let listeners: Vec<TcpListener> = (0..2 * NAMES.len())
         .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
@@ -123,6 +123,13 @@ pub(crate) struct RunningNode {
     child: Child,
     /// The node stops when this closes.
     stdin: Option<ChildStdin>,
+}
+
+impl RunningNode {
+    /// The process, while it runs.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
 }
 
 /// Three nodes with a quorum.
@@ -210,6 +217,16 @@ impl RunningCluster {
         node.alive = false;
         node.child.kill().await.map_err(|source| file("kill the process of", &node.plan.config, source))?;
         Ok(pid)
+    }
+
+    /// Starts a node again that was killed, and waits until it is ready.
+    pub(crate) async fn restart(&mut self, program: &Path, id: NodeId) -> Result<(), DemoError> {
+        let Some(at) = self.nodes.iter().position(|node| node.id == id) else { return Ok(()) };
+        let mut starting = Starting { program, operator: &self.operator, nodes: Vec::new() };
+        starting.spawn(self.nodes[at].plan.clone(), None)?;
+        starting.wait_ready().await?;
+        self.nodes.splice(at..=at, starting.nodes.into_iter().map(|node| RunningNode { id, ..node }));
+        Ok(())
     }
 
     /// The first node whose process ended by itself.

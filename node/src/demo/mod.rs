@@ -26,7 +26,9 @@ pub use console::Console;
 pub use error::DemoError;
 pub use options::DemoArgs;
 
-pub(crate) use cluster::{CONFIG_FILE, NAMES, NodePlan, RunningCluster, file, is_for_nodes, write_configs};
+pub(crate) use cluster::{
+    CONFIG_FILE, NAMES, NodePlan, RunningCluster, RunningNode, file, is_for_nodes, plan_on_free_ports, write_configs,
+};
 pub(crate) use mesh_config::MeshSpec;
 pub(crate) use options::ModelArgs;
 

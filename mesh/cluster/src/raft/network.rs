@@ -1,16 +1,22 @@
 //! Raft between nodes: the calls that openraft makes, over gRPC, and the service that answers them.
 //!
 //! Each call is marked with the node it is meant for and refused by any other, so a message never reaches the wrong log.
+//! Entries go over one stream per follower (`append_stream`); heartbeats, votes and snapshots are calls of their own.
 
-use std::{future::Future, sync::Arc, time::Duration};
+mod append_stream;
+
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
+use futures::Stream;
 use openraft::{
     OptionalSend,
+    base::{BoxFuture, BoxStream},
     errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Timeout, Unreachable},
-    network::{Backoff, RPCOption, RPCTypes, RaftNetworkFactory, v2::RaftNetworkV2},
+    network::{Backoff, RPCOption, RPCTypes, RaftNetworkFactory, stream_append_sequential, v2::RaftNetworkV2},
     raft::{
-        AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest, VoteRequest, VoteResponse,
+        AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendResult, TransferLeaderRequest,
+        VoteRequest, VoteResponse,
     },
 };
 use tokio::time::Instant;
@@ -49,7 +55,7 @@ impl NetworkFactory {
     fn client(&self, target: u64, node: &NodeAddresses, lane: Lane) -> Network {
         let to = NodeId(target);
         self.peers.book().seed(to, node);
-        Network { from: self.node.0, to: target, client: self.peers.raft(to, lane) }
+        Network { from: self.node.0, to: target, client: self.peers.raft(to, lane), knows_streams: true }
     }
 }
 
@@ -74,6 +80,8 @@ pub(crate) struct Network {
     from: u64,
     to: u64,
     client: RaftClient<PeerChannel>,
+    /// Whether the other node may answer a stream: one of an earlier version does not.
+    knows_streams: bool,
 }
 
 impl Network {
@@ -118,6 +126,21 @@ impl RaftNetworkV2<TypeConfig> for Network {
         let answer =
             self.call(RPCTypes::AppendEntries, limit, client.append_entries(append_request_to_proto(&rpc))).await?;
         append_response_from_proto(answer).map_err(|status| self.failed(&status))
+    }
+
+    fn stream_append<'s, S>(
+        &'s mut self,
+        input: S,
+        option: RPCOption,
+    ) -> BoxFuture<'s, Result<BoxStream<'s, Result<StreamAppendResult<TypeConfig>, RpcError>>, RpcError>>
+    where
+        S: Stream<Item = AppendEntriesRequest<TypeConfig>> + OptionalSend + Unpin + 'static,
+    {
+        if self.knows_streams {
+            Box::pin(append_stream::open(self, input))
+        } else {
+            stream_append_sequential(self, input, option)
+        }
     }
 
     async fn vote(
@@ -230,6 +253,15 @@ impl RaftService {
 
 #[tonic::async_trait]
 impl v1::raft_server::Raft for RaftService {
+    type StreamAppendStream = Pin<Box<dyn Stream<Item = Result<v1::AppendEntriesResponse, Status>> + Send>>;
+
+    async fn stream_append(
+        &self,
+        requests: Request<Streaming<v1::AppendEntriesRequest>>,
+    ) -> Result<Response<Self::StreamAppendStream>, Status> {
+        Ok(Response::new(append_stream::answer(&self.raft, requests.into_inner())))
+    }
+
     async fn append_entries(
         &self,
         request: Request<v1::AppendEntriesRequest>,

@@ -17,16 +17,17 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::{Stream, TryStreamExt};
+use futures::{Stream, TryStreamExt, stream::TryReadyChunksError};
 use openraft::{
     EntryPayload, OptionalSend, RaftSnapshotBuilder,
     storage::{EntryResponder, RaftStateMachine},
 };
 use tokio::sync::{broadcast, watch};
-use towline_core::{Effect, Stamp, State, Task, TaskId, VShard};
+use towline_core::{Effect, Proposal, Stamp, State, Task, TaskId, Timestamp, VShard};
 
 use super::{
-    ApplyResponse, RaftEntry, RaftLogId, RaftSnapshot, RaftSnapshotMeta, RaftStoredMembership, StoreError, TypeConfig,
+    ApplyResponse, RaftEntry, RaftLogId, RaftMembership, RaftSnapshot, RaftSnapshotMeta, RaftStoredMembership,
+    StoreError, TypeConfig,
 };
 use crate::{
     wal::disk::{Disk as _, OsDisk},
@@ -35,6 +36,8 @@ use crate::{
 
 /// Effects that a slow reader may be behind before it has to compare itself with the state.
 const EFFECTS_KEPT: usize = 4_096;
+/// Entries that are applied under one lock: a reader waits for so many at most.
+const APPLIED_TOGETHER: usize = 64;
 /// What stays free besides a snapshot: the log goes on while it is written.
 const SNAPSHOT_HEADROOM_BYTES: u64 = 16 * 1024 * 1024;
 /// The snapshot of a folder.
@@ -107,6 +110,50 @@ struct AppliedState {
     last: Option<RaftLogId>,
     membership: RaftStoredMembership,
     state: State,
+}
+
+/// An entry that can be applied.
+struct Decoded {
+    log_id: RaftLogId,
+    change: Change,
+}
+
+/// What an entry changes.
+enum Change {
+    Nothing,
+    Membership(RaftMembership),
+    State(Timestamp, Box<Proposal>),
+}
+
+impl Decoded {
+    fn of(entry: RaftEntry) -> io::Result<Self> {
+        let log_id = entry.log_id;
+        let change = match entry.payload {
+            EntryPayload::Blank => Change::Nothing,
+            EntryPayload::Membership(membership) => Change::Membership(membership),
+            EntryPayload::Normal(logged) => {
+                let proposal = logged.proposal().map_err(|error| undecodable(log_id, error))?;
+                Change::State(logged.at, Box::new(proposal))
+            }
+        };
+        Ok(Self { log_id, change })
+    }
+}
+
+impl AppliedState {
+    fn apply(&mut self, Decoded { log_id, change }: Decoded) -> ApplyResponse {
+        self.last = Some(log_id);
+        let index = log_id.index;
+        let outcome = match change {
+            Change::Nothing => None,
+            Change::Membership(membership) => {
+                self.membership = RaftStoredMembership::new(Some(log_id), membership);
+                None
+            }
+            Change::State(at, proposal) => Some(self.state.apply(*proposal, Stamp { index, at })),
+        };
+        ApplyResponse { index, outcome }
+    }
 }
 
 impl StateMachine {
@@ -207,32 +254,22 @@ impl Shared {
         self.applied.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn apply(&self, entry: RaftEntry) -> io::Result<ApplyResponse> {
-        let log_id = entry.log_id;
-        let outcome = match entry.payload {
-            EntryPayload::Blank => {
-                self.write().last = Some(log_id);
-                None
-            }
-            EntryPayload::Membership(membership) => {
-                let mut applied = self.write();
-                applied.last = Some(log_id);
-                applied.membership = RaftStoredMembership::new(Some(log_id), membership);
-                None
-            }
-            EntryPayload::Normal(logged) => {
-                let proposal = logged.proposal().map_err(|error| undecodable(log_id, error))?;
-                let stamp = Stamp { index: log_id.index, at: logged.at };
-                let mut applied = self.write();
-                applied.last = Some(log_id);
-                Some(applied.state.apply(proposal, stamp))
-            }
+    /// Applies entries that follow each other, under one lock. Whoever is told of one of them finds all of them applied.
+    fn apply(&self, entries: Vec<RaftEntry>) -> io::Result<Vec<ApplyResponse>> {
+        let decoded = entries.into_iter().map(Decoded::of).collect::<io::Result<Vec<_>>>()?;
+        let responses: Vec<ApplyResponse> = {
+            let mut applied = self.write();
+            decoded.into_iter().map(|entry| applied.apply(entry)).collect()
         };
-        self.index.send_replace(log_id.index);
-        if let Some(Ok(applied)) = &outcome {
-            self.publish(&applied.effects, log_id.index > self.quiet_through);
+        if let Some(last) = responses.last() {
+            self.index.send_replace(last.index);
         }
-        Ok(ApplyResponse { index: log_id.index, outcome })
+        for ApplyResponse { index, outcome } in &responses {
+            if let Some(Ok(applied)) = outcome {
+                self.publish(&applied.effects, *index > self.quiet_through);
+            }
+        }
+        Ok(responses)
     }
 
     fn publish(&self, effects: &[Effect], loud: bool) {
@@ -334,14 +371,18 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         Ok((applied.last, applied.membership.clone()))
     }
 
-    async fn apply<Strm>(&mut self, mut entries: Strm) -> Result<(), io::Error>
+    async fn apply<Strm>(&mut self, entries: Strm) -> Result<(), io::Error>
     where
         Strm: Stream<Item = Result<EntryResponder<TypeConfig>, io::Error>> + Unpin + OptionalSend,
     {
-        while let Some((entry, responder)) = entries.try_next().await? {
-            let response = self.0.apply(entry)?;
-            if let Some(responder) = responder {
-                responder.send(response);
+        let mut batches = entries.try_ready_chunks(APPLIED_TOGETHER);
+        while let Some(batch) = batches.try_next().await.map_err(|TryReadyChunksError(_, error)| error)? {
+            let (entries, responders): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+            let responses = self.0.apply(entries)?;
+            for (responder, response) in responders.into_iter().zip(responses) {
+                if let Some(responder) = responder {
+                    responder.send(response);
+                }
             }
         }
         Ok(())

@@ -71,14 +71,14 @@ fn a_membership_whose_voter_has_no_address_is_refused() {
 fn a_proposal_that_fits_no_frame_is_refused() {
     let payload = Bytes::from(vec![0; MAX_PROPOSAL_BYTES + 1]);
 
-    let refused = LoggedProposal::from_encoded(Timestamp(1), None, payload).unwrap_err();
+    let refused = LoggedProposal::from_known(Timestamp(1), None, payload).unwrap_err();
 
     assert!(matches!(refused, WireError::TooLarge { .. }));
 }
 
 #[test]
 fn what_cannot_be_decoded_never_becomes_an_entry() {
-    let refused = LoggedProposal::from_encoded(Timestamp(1), None, Bytes::from_static(b"\x81\xa2by"));
+    let refused = decode_proposal(b"\x81\xa2by");
 
     assert!(matches!(refused, Err(WireError::Decode { .. })));
 }

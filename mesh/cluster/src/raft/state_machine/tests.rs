@@ -74,7 +74,7 @@ async fn the_last_watch_of_a_task_leaves_nothing_behind() {
 #[tokio::test]
 async fn a_restart_begins_at_the_snapshot() {
     let mut node = Node::with_task();
-    node.machine.0.apply(membership(4)).unwrap();
+    node.machine.0.apply(vec![membership(4)]).unwrap();
     node.build_snapshot().await;
 
     let (mut machine, view) = StateMachine::open(node.dir.path(), 4).unwrap();
@@ -150,7 +150,7 @@ async fn an_entry_of_a_newer_version_stops_the_node() {
     encoded[at..at + 5].copy_from_slice(b"Sound");
     let logged = wire::logged_from_bytes(Timestamp(1), encoded.into());
 
-    let refused = node.machine.0.apply(RaftEntry { log_id: log_id(1), payload: EntryPayload::Normal(logged) });
+    let refused = node.machine.0.apply(vec![RaftEntry { log_id: log_id(1), payload: EntryPayload::Normal(logged) }]);
 
     assert!(refused.unwrap_err().to_string().contains("upgrade this node"));
 }
@@ -181,7 +181,8 @@ impl Node {
 
     fn apply(&self, index: u64, proposal: Proposal) -> ApplyResponse {
         let logged = LoggedProposal::new(Timestamp(1_000 + index), None, &proposal).unwrap();
-        self.machine.0.apply(RaftEntry { log_id: log_id(index), payload: EntryPayload::Normal(logged) }).unwrap()
+        let entry = RaftEntry { log_id: log_id(index), payload: EntryPayload::Normal(logged) };
+        self.machine.0.apply(vec![entry]).unwrap().remove(0)
     }
 
     async fn build_snapshot(&mut self) -> RaftSnapshot {

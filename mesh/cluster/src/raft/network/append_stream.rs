@@ -1,0 +1,137 @@
+//! Appends to one follower as a stream: a request does not wait for the answer to the one before it.
+//!
+//! ```text
+//! openraft ──requests──▶ sent (prev, last, when) ──▶ gRPC ──▶ Raft::stream_append of the follower
+//!          ◀──results─── matched with what was sent first ◀── gRPC ◀── one answer each, in order
+//! ```
+//! Answers carry no index: the transport keeps their order, so each belongs to the oldest request without one. A stream ends
+//! with its first answer that is no success, and openraft opens another.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use futures::{Stream, StreamExt, stream};
+use openraft::{
+    OptionalSend,
+    base::BoxStream,
+    network::RPCTypes,
+    raft::{AppendEntriesRequest, AppendEntriesResponse, StreamAppendResult},
+};
+use tokio::time::{Instant, timeout};
+use tonic::{Status, Streaming};
+use towline_proto::v1;
+
+use super::super::RaftLogId;
+use super::{
+    APPEND_TIMEOUT, Network, RPCError, Raft, RpcError, TypeConfig, append_request_from_proto, append_request_to_proto,
+    append_response_from_proto, append_response_to_proto, stopped,
+};
+
+type Answers = Pin<Box<dyn Stream<Item = Result<v1::AppendEntriesResponse, Status>> + Send>>;
+
+/// A request that has no answer yet.
+struct Unanswered {
+    prev: Option<RaftLogId>,
+    last: Option<RaftLogId>,
+    sent: Instant,
+}
+
+/// The requests without an answer, the oldest first. openraft bounds them: a follower takes 64 before it answers.
+#[derive(Clone, Default)]
+struct Sent(Arc<Mutex<VecDeque<Unanswered>>>);
+
+impl Sent {
+    fn push(&self, request: &AppendEntriesRequest<TypeConfig>) {
+        let last = request.entries.last().map(|entry| entry.log_id).or(request.prev_log_id);
+        self.lock().push_back(Unanswered { prev: request.prev_log_id, last, sent: Instant::now() });
+    }
+
+    fn pop(&self) -> Option<Unanswered> {
+        self.lock().pop_front()
+    }
+
+    fn is_late(&self) -> bool {
+        self.lock().front().is_some_and(|oldest| oldest.sent.elapsed() >= APPEND_TIMEOUT)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Unanswered>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Opens a stream to a follower. One that does not know streams is remembered, and sent one call at a time from then on.
+pub(super) async fn open<'s, S>(
+    network: &'s mut Network,
+    input: S,
+) -> Result<BoxStream<'s, Result<StreamAppendResult<TypeConfig>, RpcError>>, RpcError>
+where
+    S: Stream<Item = AppendEntriesRequest<TypeConfig>> + OptionalSend + Unpin + 'static,
+{
+    let sent = Sent::default();
+    let noted = sent.clone();
+    let requests = input.map(move |request| {
+        noted.push(&request);
+        append_request_to_proto(&request)
+    });
+    let mut client = network.client.clone();
+    let answers = match timeout(APPEND_TIMEOUT, client.stream_append(requests)).await {
+        Ok(Ok(answers)) => answers.into_inner(),
+        Ok(Err(status)) => {
+            network.knows_streams = status.code() != tonic::Code::Unimplemented;
+            return Err(network.failed(&status));
+        }
+        Err(_) => return Err(RPCError::Timeout(network.late(RPCTypes::AppendEntries, APPEND_TIMEOUT))),
+    };
+    let network = &*network;
+    let results = stream::unfold(Some((answers, sent)), move |state| async move {
+        let (mut answers, sent) = state?;
+        let result = next_result(network, &mut answers, &sent).await?;
+        let goes_on = matches!(result, Ok(Ok(_)));
+        Some((result, goes_on.then_some((answers, sent))))
+    });
+    Ok(Box::pin(results))
+}
+
+/// The result of the oldest request. A stream may be silent for as long as nothing is asked of it.
+async fn next_result(
+    network: &Network,
+    answers: &mut Streaming<v1::AppendEntriesResponse>,
+    sent: &Sent,
+) -> Option<Result<StreamAppendResult<TypeConfig>, RpcError>> {
+    let answer = loop {
+        match timeout(APPEND_TIMEOUT, answers.message()).await {
+            Ok(Ok(answer)) => break answer?,
+            Ok(Err(status)) => return Some(Err(network.failed(&status))),
+            Err(_) if sent.is_late() => {
+                return Some(Err(RPCError::Timeout(network.late(RPCTypes::AppendEntries, APPEND_TIMEOUT))));
+            }
+            Err(_) => {}
+        }
+    };
+    let Some(Unanswered { prev, last, .. }) = sent.pop() else {
+        let status = Status::invalid_argument("an answer without a request");
+        return Some(Err(network.failed(&status)));
+    };
+    Some(match append_response_from_proto(answer) {
+        Ok(AppendEntriesResponse::Conflict) if prev.is_none() => {
+            Err(network.failed(&Status::invalid_argument("a conflict before the first entry")))
+        }
+        Ok(answer) => Ok(answer.into_stream_result(prev, last)),
+        Err(status) => Err(network.failed(&status)),
+    })
+}
+
+/// The follower's side: ends behind a request that is malformed.
+pub(super) fn answer(raft: &Raft, requests: Streaming<v1::AppendEntriesRequest>) -> Answers {
+    let requests = requests.map(|request| append_request_from_proto(request?)).scan((), |(), request| {
+        let request = request.inspect_err(|status| tracing::debug!(%status, "append stream ends"));
+        std::future::ready(request.ok())
+    });
+    Box::pin(raft.stream_append(requests).map(|result| match result {
+        Ok(result) => Ok(append_response_to_proto(AppendEntriesResponse::from(result))),
+        Err(fatal) => Err(stopped(fatal)),
+    }))
+}

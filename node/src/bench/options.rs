@@ -1,0 +1,155 @@
+//! The options of `towline bench`, and their bounds.
+
+use std::{path::PathBuf, time::Duration};
+
+use super::BenchError;
+
+/// Most clients of one point: they share this machine with what they measure.
+const MAX_CLIENTS: u32 = 4_096;
+
+/// Longest point: a bench is watched by somebody.
+const MAX_SECONDS: u64 = 3_600;
+
+/// Most rounds, kills: each takes seconds.
+const MAX_ROUNDS: u32 = 1_000;
+
+/// Most idle agents: all of them are in one proposal.
+const MAX_AGENTS: u32 = 100_000;
+
+/// `towline bench …`
+#[derive(Debug, Clone, clap::Subcommand)]
+pub enum BenchCommand {
+    /// Committed commands and linearizable reads of three nodes
+    #[command(
+        after_help = "Examples:\n  towline bench cluster --vs etcd\n  towline bench cluster --clients 16 --seconds 2 -o json"
+    )]
+    Cluster(ClusterArgs),
+    /// Whole tasks of an agent that does nothing, through A2A
+    #[command(after_help = "Example:\n  towline bench task --clients 1,16,64")]
+    Task(TaskArgs),
+    /// Kills the owner of a task, again and again, and looks what its caller sees
+    #[command(after_help = "Example:\n  towline bench adopt --kills 20")]
+    Adopt(AdoptArgs),
+    /// What nodes and agents cost that do nothing
+    #[command(after_help = "Example:\n  towline bench idle --agents 10000")]
+    Idle(IdleArgs),
+}
+
+impl BenchCommand {
+    pub(super) fn common(&self) -> &Common {
+        match self {
+            BenchCommand::Cluster(args) => &args.common,
+            BenchCommand::Task(args) => &args.common,
+            BenchCommand::Adopt(args) => &args.common,
+            BenchCommand::Idle(args) => &args.common,
+        }
+    }
+}
+
+/// What every bench takes.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Common {
+    /// Where the nodes keep their data: on the disk that is to be measured
+    #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
+    pub(super) dir: PathBuf,
+}
+
+/// How long, how often, and by how many.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Pace {
+    /// Seconds of one point in one round
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    seconds: u64,
+    /// How often all points are measured; the subjects take turns
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    rounds: u32,
+}
+
+/// `towline bench cluster`
+#[derive(Debug, Clone, clap::Args)]
+pub struct ClusterArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+    #[command(flatten)]
+    pub(super) pace: Pace,
+    /// What is measured beside it, on the same disk, by the same clients
+    #[arg(long, value_name = "WHAT", value_enum)]
+    pub(super) vs: Option<Versus>,
+    /// How many clients, each with one call at a time
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16, 64, 256])]
+    pub(super) clients: Vec<u32>,
+}
+
+/// `towline bench task`
+#[derive(Debug, Clone, clap::Args)]
+pub struct TaskArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+    #[command(flatten)]
+    pub(super) pace: Pace,
+    /// How many clients, each with one task at a time
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16, 64])]
+    pub(super) clients: Vec<u32>,
+}
+
+/// `towline bench adopt`
+#[derive(Debug, Clone, clap::Args)]
+pub struct AdoptArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+    /// How many owners die; every second one leads the cluster
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(super) kills: u32,
+}
+
+/// `towline bench idle`
+#[derive(Debug, Clone, clap::Args)]
+pub struct IdleArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+    /// How many agents one node runs
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub(super) agents: u32,
+}
+
+/// What can be compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Versus {
+    /// Three members of the `etcd` in PATH
+    Etcd,
+}
+
+/// How long and how often, checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) seconds: Duration,
+    pub(super) rounds: u32,
+}
+
+impl Pace {
+    pub(super) fn check(&self) -> Result<Plan, BenchError> {
+        within("--seconds", self.seconds, MAX_SECONDS)?;
+        within("--rounds", self.rounds.into(), MAX_ROUNDS.into())?;
+        Ok(Plan { seconds: Duration::from_secs(self.seconds), rounds: self.rounds })
+    }
+}
+
+pub(super) fn check_clients(clients: &[u32]) -> Result<(), BenchError> {
+    clients.iter().try_for_each(|clients| within("--clients", (*clients).into(), MAX_CLIENTS.into()))
+}
+
+impl AdoptArgs {
+    pub(super) fn check(&self) -> Result<(), BenchError> {
+        within("--kills", self.kills.into(), MAX_ROUNDS.into())
+    }
+}
+
+impl IdleArgs {
+    pub(super) fn check(&self) -> Result<(), BenchError> {
+        within("--agents", self.agents.into(), MAX_AGENTS.into())
+    }
+}
+
+fn within(option: &'static str, value: u64, most: u64) -> Result<(), BenchError> {
+    if (1..=most).contains(&value) { Ok(()) } else { Err(BenchError::Option { option, most }) }
+}

@@ -1,0 +1,72 @@
+//! `towline bench`: each bench in its smallest form. What is checked is the shape of what it says, that nothing failed and
+//! nothing was lost; how fast anything is depends on the machine, and is told in `tests/BENCHMARKS.md`.
+
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot go on fails the test")]
+
+use serde_json::Value;
+use towline_tests::run_cli;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_has_a_row_for_each_operation_and_number_of_clients() {
+    let rows = rows(&["cluster", "--clients", "1,4", "--seconds", "1", "--rounds", "1"]).await;
+    let points: Vec<(&str, u64)> =
+        rows.iter().map(|row| (row["bench"].as_str().unwrap(), row["clients"].as_u64().unwrap())).collect();
+    assert_eq!(points, [("cluster put", 1), ("cluster put", 4), ("cluster get", 1), ("cluster get", 4)]);
+    for row in &rows {
+        assert_eq!(row["subject"], "towline");
+        assert_eq!(row["failed"], 0, "{row}");
+        assert!(row["per_second"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["p50_ms"].as_f64().unwrap() <= row["p99_ms"].as_f64().unwrap(), "{row}");
+        assert!(row["cpu_us"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["ratio"].is_null(), "nothing was compared: {row}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_of_an_agent_that_does_nothing_is_at_most_four_log_entries() {
+    let rows = rows(&["task", "--clients", "3", "--seconds", "1", "--rounds", "1"]).await;
+    let [row] = rows.as_slice() else { panic!("{rows:?}") };
+    assert_eq!(row["failed"], 0, "{row}");
+    let entries = row["entries_per_task"].as_f64().unwrap();
+    assert!((3.0..=4.2).contains(&entries), "a few entries of the cluster's own may be among them: {row}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_sees_every_event_once_when_the_owner_dies() {
+    let rows = rows(&["adopt", "--kills", "2"]).await;
+    let adoptions: Vec<&Value> = rows.iter().filter(|row| row["bench"] == "adopt").collect();
+    let subjects: Vec<&str> = adoptions.iter().map(|row| row["subject"].as_str().unwrap()).collect();
+    assert_eq!(subjects, ["owner killed", "owner killed, it led"]);
+    for row in adoptions {
+        assert_eq!((&row["lost"], &row["duplicated"], &row["done"]), (&0.into(), &0.into(), &1.into()), "{row}");
+        assert!(row["p50_ms"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    assert_eq!(rows.iter().filter(|row| row["bench"] == "writes resume").count(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_tells_the_memory_of_three_nodes_and_of_one_with_many_agents() {
+    let rows = rows(&["idle", "--agents", "50"]).await;
+    let benches: Vec<&str> = rows.iter().map(|row| row["bench"].as_str().unwrap()).collect();
+    assert_eq!(benches, ["idle node", "idle node", "idle node", "50 idle agents"]);
+    assert!(rows.iter().all(|row| row["rss_mb"].as_f64().unwrap() > 1.0), "{rows:?}");
+}
+
+#[tokio::test]
+async fn a_number_out_of_bounds_is_refused_before_anything_starts() {
+    let ran = run_cli(["bench", "cluster", "--clients", "0"]).await;
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert!(ran.stderr.contains("--clients: expected a number from 1 to 4096"), "{ran:?}");
+}
+
+/// The rows of a bench that worked, which left nothing behind.
+async fn rows(arguments: &[&str]) -> Vec<Value> {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let ran = run_cli(["bench"].iter().chain(arguments).chain(&["--dir", dir, "-o", "json"])).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0, "the nodes' data is removed");
+    let report = ran.json();
+    assert!(report["machine"]["cores"].as_u64().unwrap() > 0, "{report}");
+    report["rows"].as_array().unwrap().clone()
+}
