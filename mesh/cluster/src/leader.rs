@@ -177,12 +177,14 @@ fn makes_work(logged: &LoggedProposal) -> bool {
         | Command::Cancel { .. }
         | Command::NodeUp { .. }
         | Command::NodeLost { .. }
+        | Command::RemoveNode { .. }
         | Command::AssignPending
         | Command::Sweep => false,
         Command::Submit(_)
         | Command::Continue { .. }
         | Command::Found { .. }
         | Command::MintToken { .. }
+        | Command::Note { .. }
         | Command::Enrol(_) => true,
     })
 }
