@@ -211,9 +211,7 @@ async fn serve(config: NodeConfig, ports: Ports, stop: CancellationToken) -> Res
     within("stop raft", STOP_STEP * 2, cluster.shutdown()).await;
     match end? {
         End::Asked => Ok(()),
-        End::Fatal(reason) => {
-            Err(CliError::Other(format!("raft core stopped, the node must be started again: {reason}")))
-        }
+        End::Fatal(reason) => Err(CliError::Other(format!("this node cannot go on: {reason}"))),
     }
 }
 

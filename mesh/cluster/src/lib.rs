@@ -12,6 +12,7 @@
 
 mod certificates;
 mod error;
+mod fences;
 mod handle;
 mod leader;
 pub mod membership;
@@ -134,9 +135,16 @@ impl Cluster {
         self.handle.leadership().raft()
     }
 
-    /// Returns when the Raft core has stopped for good, with its reason: the process must end and be started again, since
-    /// a node without its core only looks alive.
+    /// Returns when this node cannot go on, with the reason: its Raft core has stopped for good, and a node without its core
+    /// only looks alive, or the leader has fenced it off because it lost what it had stored. The process must end.
     pub async fn fatal(&self) -> String {
+        tokio::select! {
+            reason = self.handle.own_session().fenced() => reason,
+            reason = self.core_stopped() => reason,
+        }
+    }
+
+    async fn core_stopped(&self) -> String {
         let mut metrics = self.handle.leadership().raft().metrics();
         loop {
             if let Err(fatal) = &metrics.borrow_and_update().running_state {

@@ -422,6 +422,8 @@ pub(crate) struct OwnSession {
     acting: watch::Sender<bool>,
     renewed: Notify,
     registration: watch::Sender<Option<Registration>>,
+    /// Why the leader has fenced this node off.
+    fence: watch::Sender<Option<String>>,
 }
 
 impl Default for OwnSession {
@@ -431,6 +433,7 @@ impl Default for OwnSession {
             acting: watch::Sender::new(false),
             renewed: Notify::new(),
             registration: watch::Sender::new(None),
+            fence: watch::Sender::new(None),
         }
     }
 }
@@ -454,6 +457,21 @@ impl OwnSession {
         self.registration.send_replace(None);
         self.deadline.store(0, Ordering::SeqCst);
         self.acting.send_replace(false);
+    }
+
+    /// Ends the session because the leader has fenced this node off.
+    fn end_fenced(&self, reason: String) {
+        self.end();
+        self.fence.send_replace(Some(reason));
+    }
+
+    /// Returns when this node was fenced off, with the reason.
+    pub(crate) async fn fenced(&self) -> String {
+        let mut fence = self.fence.subscribe();
+        match fence.wait_for(Option::is_some).await.map(|fence| fence.clone()) {
+            Ok(Some(reason)) => reason,
+            Ok(None) | Err(_) => std::future::pending().await,
+        }
     }
 
     /// Lets this node act for a while after `sent`, unless its session was ended meanwhile: the guard keeps
@@ -499,7 +517,11 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
         let registered = registration.wait_for(Option::is_some).await;
         let Ok(Some(current)) = registered.map(|registration| registration.clone()) else { return };
         let (sent, next) = (boot_clock(), Instant::now() + KEEP_ALIVE_EVERY);
-        match beat(&cluster, hint.take()).await {
+        let answer = match beat(&cluster, hint.take()).await {
+            Beat::Answered(answer) => answer,
+            Beat::Fenced(reason) => return session.end_fenced(reason),
+        };
+        match answer {
             KeepAlive::Alive => {
                 session.renew(sent);
                 tokio::time::sleep_until(next).await;
@@ -519,22 +541,31 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
     }
 }
 
-async fn beat(cluster: &ClusterHandle, hint: Option<NodeId>) -> KeepAlive {
-    let Some(leader) = hint.or_else(|| cluster.leadership().leader()) else { return KeepAlive::NotLeader(None) };
+/// What came of one keep-alive.
+enum Beat {
+    Answered(KeepAlive),
+    /// The leader has fenced this node off.
+    Fenced(String),
+}
+
+async fn beat(cluster: &ClusterHandle, hint: Option<NodeId>) -> Beat {
+    let unknown = Beat::Answered(KeepAlive::NotLeader(None));
+    let Some(leader) = hint.or_else(|| cluster.leadership().leader()) else { return unknown };
     if leader == cluster.node_id() {
-        return cluster.leader_sessions().keep_alive(cluster.leadership(), leader, cluster.boot());
+        return Beat::Answered(cluster.leader_sessions().keep_alive(cluster.leadership(), leader, cluster.boot()));
     }
     let request = v1::KeepAliveRequest { boot: cluster.boot().as_uuid().as_bytes().to_vec().into() };
     let mut client = cluster.peers().peer(leader, Lane::Session);
     let answer = tokio::time::timeout(KEEP_ALIVE_TIMEOUT, client.keep_alive(request)).await;
-    let Ok(Ok(answer)) = answer else { return KeepAlive::NotLeader(None) };
-    match answer.into_inner().result {
+    let Ok(Ok(answer)) = answer else { return unknown };
+    Beat::Answered(match answer.into_inner().result {
         Some(v1::keep_alive_response::Result::Alive(_)) => KeepAlive::Alive,
         Some(v1::keep_alive_response::Result::Gone(_)) => KeepAlive::Gone,
         Some(v1::keep_alive_response::Result::Unsure(_)) => KeepAlive::Unsure,
         Some(v1::keep_alive_response::Result::NotLeader(other)) => KeepAlive::NotLeader(other.leader.map(NodeId)),
+        Some(v1::keep_alive_response::Result::Fenced(fenced)) => return Beat::Fenced(fenced.reason),
         None => KeepAlive::NotLeader(None),
-    }
+    })
 }
 
 #[cfg(test)]
