@@ -14,6 +14,7 @@ pub mod archive;
 mod caller;
 mod certificates;
 mod error;
+mod fences;
 #[cfg(test)]
 mod format_tests;
 #[doc(hidden)]
@@ -141,11 +142,14 @@ impl Cluster {
         self.handle.leadership().raft()
     }
 
-    /// Returns when this node cannot go on, with the reason: the cluster has removed it, or its Raft core has stopped for
-    /// good. Then the process must end, since a node without its core only looks alive.
+    /// Returns when this node cannot go on, with the reason: the cluster has removed it, the leader has fenced it off because
+    /// it lost what it had stored, or its Raft core has stopped for good. Then the process must end, since a node without
+    /// its core only looks alive.
     pub async fn fatal(&self) -> String {
+        let session = self.handle.own_session();
         tokio::select! {
-            () = self.handle.own_session().removed() => Rejection::NodeRemoved { node: self.handle.node_id() }.to_string(),
+            () = session.removed() => Rejection::NodeRemoved { node: self.handle.node_id() }.to_string(),
+            reason = session.fenced() => reason,
             reason = self.core_stopped() => format!("raft core stopped, the node must be started again: {reason}"),
         }
     }

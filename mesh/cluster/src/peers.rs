@@ -29,6 +29,7 @@ use towline_proto::v1::{peer_client::PeerClient, raft_client::RaftClient};
 use crate::{
     ClusterError, PeerIdentity,
     certificates::{self, Alpn, Credentials},
+    fences::Fences,
     raft::StateView,
 };
 
@@ -103,6 +104,7 @@ pub(crate) struct Peers {
     cluster_name: String,
     tls: TlsConnector,
     channels: Mutex<BTreeMap<(NodeId, Lane), PeerChannel>>,
+    fences: Arc<Fences>,
 }
 
 impl Peers {
@@ -112,11 +114,22 @@ impl Peers {
         credentials: &Credentials,
     ) -> Result<Self, ClusterError> {
         let tls = TlsConnector::from(Arc::new(credentials.client_config(Alpn::Http2)?));
-        Ok(Self { book, cluster_name: cluster_name.to_owned(), tls, channels: Mutex::default() })
+        Ok(Self {
+            book,
+            cluster_name: cluster_name.to_owned(),
+            tls,
+            channels: Mutex::default(),
+            fences: Arc::default(),
+        })
     }
 
     pub(crate) fn book(&self) -> &Arc<AddressBook> {
         &self.book
+    }
+
+    /// What other nodes have stored, and who of them lost it.
+    pub(crate) fn fences(&self) -> &Arc<Fences> {
+        &self.fences
     }
 
     /// A client of a node's Raft service.

@@ -84,11 +84,15 @@ impl v1::peer_server::Peer for PeerService {
         &self,
         request: Request<v1::KeepAliveRequest>,
     ) -> Result<Response<v1::KeepAliveResponse>, Status> {
-        use v1::keep_alive_response::{Alive, Gone, Result, Unsure};
+        use v1::keep_alive_response::{Alive, Fenced, Gone, Result, Unsure};
         let caller = caller(&request)?;
         let boot = Uuid::from_slice(&request.get_ref().boot)
             .map(BootId::from_uuid)
             .map_err(|_| Status::invalid_argument("boot is not a UUID"))?;
+        if let Some(fence) = self.cluster.peers().fences().of(caller) {
+            let result = Some(Result::Fenced(Fenced { reason: fence.to_string() }));
+            return Ok(Response::new(v1::KeepAliveResponse { result }));
+        }
         let answer = self.cluster.leader_sessions().keep_alive(self.cluster.leadership(), caller, boot);
         let result = match answer {
             KeepAlive::Alive => Result::Alive(Alive {}),

@@ -428,6 +428,8 @@ pub(crate) struct OwnSession {
     registration: watch::Sender<Option<Registration>>,
     /// This node is no member any more.
     removed: watch::Sender<bool>,
+    /// Why the leader has fenced this node off.
+    fence: watch::Sender<Option<String>>,
 }
 
 impl Default for OwnSession {
@@ -438,6 +440,7 @@ impl Default for OwnSession {
             renewed: Notify::new(),
             registration: watch::Sender::new(None),
             removed: watch::Sender::new(false),
+            fence: watch::Sender::new(None),
         }
     }
 }
@@ -474,6 +477,21 @@ impl OwnSession {
         let mut removed = self.removed.subscribe();
         if removed.wait_for(|removed| *removed).await.is_err() {
             std::future::pending::<()>().await;
+        }
+    }
+
+    /// Ends the session because the leader has fenced this node off.
+    fn end_fenced(&self, reason: String) {
+        self.end();
+        self.fence.send_replace(Some(reason));
+    }
+
+    /// Returns when this node was fenced off, with the reason.
+    pub(crate) async fn fenced(&self) -> String {
+        let mut fence = self.fence.subscribe();
+        match fence.wait_for(Option::is_some).await.map(|fence| fence.clone()) {
+            Ok(Some(reason)) => reason,
+            Ok(None) | Err(_) => std::future::pending().await,
         }
     }
 
@@ -520,7 +538,11 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
         let registered = registration.wait_for(Option::is_some).await;
         let Ok(Some(current)) = registered.map(|registration| registration.clone()) else { return };
         let (sent, next) = (boot_clock(), Instant::now() + KEEP_ALIVE_EVERY);
-        match beat(&cluster, hint.take()).await {
+        let answer = match beat(&cluster, hint.take()).await {
+            Beat::Answered(answer) => answer,
+            Beat::Fenced(reason) => return session.end_fenced(reason),
+        };
+        match answer {
             KeepAlive::Alive => {
                 session.renew(sent);
                 tokio::time::sleep_until(next).await;
@@ -543,26 +565,37 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
     }
 }
 
-async fn beat(cluster: &ClusterHandle, hint: Option<NodeId>) -> KeepAlive {
-    let Some(leader) = hint.or_else(|| cluster.leadership().leader()) else { return KeepAlive::NotLeader(None) };
+/// What came of one keep-alive.
+enum Beat {
+    Answered(KeepAlive),
+    /// The leader has fenced this node off.
+    Fenced(String),
+}
+
+async fn beat(cluster: &ClusterHandle, hint: Option<NodeId>) -> Beat {
+    let unknown = Beat::Answered(KeepAlive::NotLeader(None));
+    let Some(leader) = hint.or_else(|| cluster.leadership().leader()) else { return unknown };
     if leader == cluster.node_id() {
-        return cluster.leader_sessions().keep_alive(cluster.leadership(), leader, cluster.boot());
+        return Beat::Answered(cluster.leader_sessions().keep_alive(cluster.leadership(), leader, cluster.boot()));
     }
     let request = v1::KeepAliveRequest { boot: cluster.boot().as_uuid().as_bytes().to_vec().into() };
     let mut client = cluster.peers().peer(leader, Lane::Session);
     let answer = tokio::time::timeout(KEEP_ALIVE_TIMEOUT, client.keep_alive(request)).await;
     let answer = match answer {
         Ok(Ok(answer)) => answer,
-        Ok(Err(status)) if status.code() == tonic::Code::PermissionDenied => return KeepAlive::Removed,
-        Ok(Err(_)) | Err(_) => return KeepAlive::NotLeader(None),
+        Ok(Err(status)) if status.code() == tonic::Code::PermissionDenied => {
+            return Beat::Answered(KeepAlive::Removed);
+        }
+        Ok(Err(_)) | Err(_) => return unknown,
     };
-    match answer.into_inner().result {
+    Beat::Answered(match answer.into_inner().result {
         Some(v1::keep_alive_response::Result::Alive(_)) => KeepAlive::Alive,
         Some(v1::keep_alive_response::Result::Gone(_)) => KeepAlive::Gone,
         Some(v1::keep_alive_response::Result::Unsure(_)) => KeepAlive::Unsure,
         Some(v1::keep_alive_response::Result::NotLeader(other)) => KeepAlive::NotLeader(other.leader.map(NodeId)),
+        Some(v1::keep_alive_response::Result::Fenced(fenced)) => return Beat::Fenced(fenced.reason),
         None => KeepAlive::NotLeader(None),
-    }
+    })
 }
 
 #[cfg(test)]

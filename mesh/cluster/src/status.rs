@@ -53,6 +53,9 @@ pub struct MemberStatus {
     pub voting: bool,
     /// Whether it can run tasks.
     pub health: NodeHealth,
+    /// Whether the answering node has fenced it off because it lost what it had stored.
+    #[serde(default)]
+    pub fenced: bool,
     /// Where it is reached.
     pub addresses: NodeAddresses,
     /// Version of its binary.
@@ -114,7 +117,10 @@ pub(crate) fn successor(cluster: &ClusterHandle) -> Option<NodeId> {
     }
     let others = status.members.iter().filter(|member| member.id != cluster.node_id());
     let fit = others.filter(|member| {
-        member.voting && member.health == NodeHealth::Up && member.lag.is_some_and(|lag| lag <= SUCCESSOR_LAG)
+        member.voting
+            && !member.fenced
+            && member.health == NodeHealth::Up
+            && member.lag.is_some_and(|lag| lag <= SUCCESSOR_LAG)
     });
     fit.min_by_key(|member| (member.lag, member.id)).map(|member| member.id)
 }
@@ -139,6 +145,7 @@ fn member(node: &Node, load: usize, cluster: &ClusterHandle, metrics: &Metrics) 
         role: node.role,
         voting,
         health: node.health,
+        fenced: cluster.peers().fences().of(node.id).is_some(),
         addresses: node.addresses.clone(),
         version: node.version.clone(),
         capacity: node.capacity,
@@ -154,7 +161,7 @@ fn quorum(members: &[MemberStatus]) -> String {
         return "no voters are known yet".to_owned();
     }
     let quorum = voters / 2 + 1;
-    let up = members.iter().filter(|member| member.voting && member.health == NodeHealth::Up).count();
+    let up = members.iter().filter(|member| member.voting && !member.fenced && member.health == NodeHealth::Up).count();
     let noun = if voters == 1 { "voter" } else { "voters" };
     match up.checked_sub(quorum) {
         Some(spare) => format!("{voters} {noun}, quorum {quorum}, can lose {spare} more"),

@@ -3,12 +3,12 @@
 
 mod support;
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use openraft::async_runtime::watch::WatchReceiver as _;
 use support::*;
 use tokio::time::{Instant, sleep};
-use towline_cluster::raft::Raft;
+use towline_cluster::{Registration, raft::Raft};
 use towline_core::{State, VShard};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -26,6 +26,43 @@ async fn a_node_that_comes_back_catches_up() {
 
     let state = cluster.settled_state().await;
     assert_eq!(tasks_in(&state), 50);
+    cluster.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_voter_on_an_old_copy_of_its_folder_is_fenced_off_and_the_leader_goes_on() {
+    let mut cluster = TestCluster::of(3).await;
+    let leader = cluster.leader().await;
+    let old = (leader + 1) % 3;
+    let writer = cluster.nodes[leader].handle();
+    let copy = tempfile::tempdir().unwrap();
+    cluster.nodes[old].stop().await;
+    copy_folder(cluster.nodes[old].data(), copy.path());
+    cluster.nodes[old].start().await;
+    for _ in 0..50 {
+        writer.propose(submit(new_task(), writer.node_id()), None).await.unwrap();
+    }
+    cluster.settled_state().await;
+    let term = writer.status().term;
+
+    cluster.nodes[old].stop().await;
+    copy_folder(copy.path(), cluster.nodes[old].data());
+    cluster.nodes[old].start().await;
+    let returned = cluster.nodes[old].handle();
+    let registration = Registration { capacity: 1, agents: Vec::new() };
+    let registering = tokio::spawn(async move { returned.register(registration).await });
+    let told = tokio::time::timeout(PATIENCE, cluster.nodes[old].cluster().fatal()).await.unwrap();
+
+    let id = cluster.nodes[old].id();
+    assert!(told.contains(&format!("older than what the cluster knows of node {id}")), "{told}");
+    registering.abort();
+    cluster.nodes[old].stop().await;
+    writer.propose(submit(new_task(), writer.node_id()), None).await.unwrap();
+    let status = writer.status();
+    assert_eq!((status.term, status.leader), (term, Some(writer.node_id())), "the leader went on");
+    let fenced: Vec<_> = status.members.iter().filter(|member| member.fenced).map(|member| member.id).collect();
+    assert_eq!(fenced, [id]);
+    assert_eq!(status.quorum, "3 voters, quorum 2, can lose 0 more");
     cluster.shutdown().await;
 }
 
@@ -100,4 +137,20 @@ fn snapshot_index(raft: &Raft) -> Option<u64> {
 
 fn purged_index(raft: &Raft) -> Option<u64> {
     raft.metrics().borrow_watched().purged.map(|log_id| log_id.index)
+}
+
+/// Makes one folder the same as another.
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::remove_dir_all(to).unwrap();
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            std::fs::create_dir(&target).unwrap();
+            copy_folder(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
 }

@@ -73,6 +73,7 @@ fn row(status: &ClusterStatus, member: &MemberStatus) -> Vec<String> {
         NodeRole::Learner => "learner",
     };
     let health = match member.health {
+        _ if member.fenced => "fenced",
         NodeHealth::Enrolled => "enrolled",
         NodeHealth::Up => "up",
         NodeHealth::Lost => "lost",

@@ -26,6 +26,7 @@ use towline_proto::v1::{self, raft_client::RaftClient};
 
 use super::{ELECTION_TIMEOUT_MAX_MS, Raft, RaftSnapshot, RaftVote, SnapshotFile, TypeConfig};
 use crate::{
+    fences::{Asked, Fence, Fences},
     peers::{self, Lane, PeerChannel, Peers},
     wire,
 };
@@ -55,7 +56,8 @@ impl NetworkFactory {
     fn client(&self, target: u64, node: &NodeAddresses, lane: Lane) -> Network {
         let to = NodeId(target);
         self.peers.book().seed(to, node);
-        Network { from: self.node.0, to: target, client: self.peers.raft(to, lane), knows_streams: true }
+        let (client, fences) = (self.peers.raft(to, lane), Arc::clone(self.peers.fences()));
+        Network { from: self.node.0, to: target, client, knows_streams: true, fences }
     }
 }
 
@@ -82,9 +84,15 @@ pub(crate) struct Network {
     client: RaftClient<PeerChannel>,
     /// Whether the other node may answer a stream: one of an earlier version does not.
     knows_streams: bool,
+    fences: Arc<Fences>,
 }
 
 impl Network {
+    /// Refuses a node that lost what it had stored: neither its log nor its vote counts.
+    fn check_fence(&self) -> Result<(), RpcError> {
+        self.fences.of(NodeId(self.to)).map_or(Ok(()), |fence| Err(fenced(&fence)))
+    }
+
     /// Waits for an answer, no longer than `limit`.
     async fn call<T>(
         &self,
@@ -121,11 +129,16 @@ impl RaftNetworkV2<TypeConfig> for Network {
         rpc: AppendEntriesRequest<TypeConfig>,
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<TypeConfig>, RpcError> {
+        self.check_fence()?;
+        let (node, asked) = (NodeId(self.to), Asked::of(&rpc));
+        let certain = self.fences.certain(node, &rpc.vote);
         let limit = if rpc.entries.is_empty() { option.soft_ttl() } else { APPEND_TIMEOUT };
         let mut client = self.client.clone();
         let answer =
             self.call(RPCTypes::AppendEntries, limit, client.append_entries(append_request_to_proto(&rpc))).await?;
-        append_response_from_proto(answer).map_err(|status| self.failed(&status))
+        let answer = append_response_from_proto(answer).map_err(|status| self.failed(&status))?;
+        self.fences.judge(node, certain, &asked, &answer).map_err(|fence| fenced(&fence))?;
+        Ok(answer)
     }
 
     fn stream_append<'s, S>(
@@ -148,6 +161,7 @@ impl RaftNetworkV2<TypeConfig> for Network {
         rpc: VoteRequest<TypeConfig>,
         option: RPCOption,
     ) -> Result<VoteResponse<TypeConfig>, RpcError> {
+        self.check_fence()?;
         let mut client = self.client.clone();
         let call = client.request_vote(vote_request_to_proto(&rpc));
         let answer = self.call(RPCTypes::Vote, option.soft_ttl(), call).await?;
@@ -159,6 +173,7 @@ impl RaftNetworkV2<TypeConfig> for Network {
         rpc: VoteRequest<TypeConfig>,
         option: RPCOption,
     ) -> Result<VoteResponse<TypeConfig>, RpcError> {
+        self.check_fence()?;
         let mut client = self.client.clone();
         let call = client.pre_vote(vote_request_to_proto(&rpc));
         let answer = self.call(RPCTypes::Vote, option.soft_ttl(), call).await?;
@@ -174,6 +189,7 @@ impl RaftNetworkV2<TypeConfig> for Network {
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         option: RPCOption,
     ) -> Result<SnapshotResponse<TypeConfig>, StreamingError<TypeConfig>> {
+        self.check_fence()?;
         let chunks = snapshot_chunks(&vote, &snapshot);
         let mut client = self.client.clone();
         let limit = option.soft_ttl();
@@ -205,6 +221,10 @@ impl RaftNetworkV2<TypeConfig> for Network {
     fn backoff(&self) -> Option<Backoff> {
         Some(Backoff::new(std::iter::repeat(BACKOFF)))
     }
+}
+
+fn fenced(fence: &Fence) -> RpcError {
+    RPCError::Unreachable(Unreachable::from_string(fence.to_string()))
 }
 
 fn describe(status: &Status) -> String {

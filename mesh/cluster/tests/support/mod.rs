@@ -153,6 +153,12 @@ impl TestNode {
         self.handle().register(Registration { capacity: 64, agents: vec![reader] }).await.unwrap();
     }
 
+    /// Its data folder.
+    #[allow(dead_code, reason = "not every suite looks into the folder")]
+    pub fn data(&self) -> &std::path::Path {
+        &self.data
+    }
+
     /// Stops without a word: connections break, leases and leadership are not given up.
     pub async fn stop(&mut self) {
         let Some(Running { cluster, server }) = self.running.take() else { return };

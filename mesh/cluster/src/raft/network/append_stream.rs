@@ -22,18 +22,23 @@ use openraft::{
 };
 use tokio::time::{Instant, timeout};
 use tonic::{Status, Streaming};
+use towline_core::NodeId;
 use towline_proto::v1;
 
 use super::super::RaftLogId;
 use super::{
     APPEND_TIMEOUT, Network, RPCError, Raft, RpcError, TypeConfig, append_request_from_proto, append_request_to_proto,
-    append_response_from_proto, append_response_to_proto, stopped,
+    append_response_from_proto, append_response_to_proto, fenced, stopped,
 };
+use crate::fences::{Asked, Certain};
 
 type Answers = Pin<Box<dyn Stream<Item = Result<v1::AppendEntriesResponse, Status>> + Send>>;
 
 /// A request that has no answer yet.
 struct Unanswered {
+    asked: Asked,
+    /// What the follower had to hold before it was sent.
+    certain: Certain,
     prev: Option<RaftLogId>,
     last: Option<RaftLogId>,
     sent: Instant,
@@ -44,9 +49,10 @@ struct Unanswered {
 struct Sent(Arc<Mutex<VecDeque<Unanswered>>>);
 
 impl Sent {
-    fn push(&self, request: &AppendEntriesRequest<TypeConfig>) {
-        let last = request.entries.last().map(|entry| entry.log_id).or(request.prev_log_id);
-        self.lock().push_back(Unanswered { prev: request.prev_log_id, last, sent: Instant::now() });
+    fn push(&self, request: &AppendEntriesRequest<TypeConfig>, certain: Certain) {
+        let (asked, prev, sent) = (Asked::of(request), request.prev_log_id, Instant::now());
+        let last = request.entries.last().map(|entry| entry.log_id).or(prev);
+        self.lock().push_back(Unanswered { asked, certain, prev, last, sent });
     }
 
     fn pop(&self) -> Option<Unanswered> {
@@ -70,10 +76,11 @@ pub(super) async fn open<'s, S>(
 where
     S: Stream<Item = AppendEntriesRequest<TypeConfig>> + OptionalSend + Unpin + 'static,
 {
+    network.check_fence()?;
     let sent = Sent::default();
-    let noted = sent.clone();
+    let (noted, fences, node) = (sent.clone(), Arc::clone(&network.fences), NodeId(network.to));
     let requests = input.map(move |request| {
-        noted.push(&request);
+        noted.push(&request, fences.certain(node, &request.vote));
         append_request_to_proto(&request)
     });
     let mut client = network.client.clone();
@@ -111,11 +118,17 @@ async fn next_result(
             Err(_) => {}
         }
     };
-    let Some(Unanswered { prev, last, .. }) = sent.pop() else {
+    let Some(Unanswered { asked, certain, prev, last, .. }) = sent.pop() else {
         let status = Status::invalid_argument("an answer without a request");
         return Some(Err(network.failed(&status)));
     };
-    Some(match append_response_from_proto(answer) {
+    let answer = append_response_from_proto(answer);
+    if let Ok(answer) = &answer
+        && let Err(fence) = network.fences.judge(NodeId(network.to), certain, &asked, answer)
+    {
+        return Some(Err(fenced(&fence)));
+    }
+    Some(match answer {
         Ok(AppendEntriesResponse::Conflict) if prev.is_none() => {
             Err(network.failed(&Status::invalid_argument("a conflict before the first entry")))
         }
