@@ -246,10 +246,9 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         http: "http://127.0.0.1:1".into(),
         peer: "127.0.0.1:2".into(),
         certificate_request: vec![3; 40].into(),
-        ..Default::default()
     };
-    let propose = v1::ProposeRequest { proposal: vec![4; 8].into(), wait_ms: 5_000, ..Default::default() };
-    let alive = v1::KeepAliveRequest { boot: vec![5; 16].into(), ..Default::default() };
+    let propose = v1::ProposeRequest { proposal: vec![4; 8].into(), wait_ms: 5_000 };
+    let alive = v1::KeepAliveRequest { boot: vec![5; 16].into() };
     vec![
         ("append", append.encode_to_vec()),
         ("vote-request", asks.encode_to_vec()),

@@ -118,7 +118,7 @@ impl Cluster {
 
     /// The gRPC services of the peer listener. No fallback is set.
     pub fn peer_routes(&self) -> axum::Router {
-        let admission = Admission::to(self.handle.node_id(), self.handle.leadership().view().clone());
+        let admission = Admission::to(self.handle.clone());
         let raft = RaftServer::new(RaftService::new(self.handle.leadership().raft().clone()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);

@@ -30,7 +30,9 @@ use crate::{
     ClusterError, PeerIdentity,
     certificates::{self, Alpn, Credentials},
     fences::Fences,
+    handle::ClusterHandle,
     raft::StateView,
+    status,
 };
 
 /// Largest message between nodes. An append carries about 1 MiB, or one entry with the largest content the core takes
@@ -263,7 +265,7 @@ impl Interceptor for Target {
 #[derive(Clone)]
 pub(crate) struct Admission {
     node: NodeId,
-    view: StateView,
+    cluster: ClusterHandle,
 }
 
 /// The node that called, as its certificate says.
@@ -271,8 +273,13 @@ pub(crate) struct Admission {
 pub(crate) struct Caller(pub(crate) NodeId);
 
 impl Admission {
-    pub(crate) fn to(node: NodeId, view: StateView) -> Self {
-        Self { node, view }
+    pub(crate) fn to(cluster: ClusterHandle) -> Self {
+        Self { node: cluster.node_id(), cluster }
+    }
+
+    /// Whether a node is out: it was removed, and its vote is not needed any more.
+    fn is_out(&self, node: NodeId) -> bool {
+        self.cluster.local(|state| state.is_removed(node)) && !status::is_in_raft(&self.cluster, node)
     }
 }
 
@@ -291,7 +298,7 @@ impl Interceptor for Admission {
         if meant != Some(self.node.0) {
             return Err(Status::failed_precondition(format!("this is node {}, another was meant", self.node)));
         }
-        if self.view.read(|state| state.is_removed(caller)) {
+        if self.is_out(caller) {
             return Err(removed(caller));
         }
         request.extensions_mut().insert(Caller(caller));

@@ -462,6 +462,11 @@ impl OwnSession {
     /// Ends the session on this side: nothing may act, and nothing registers again.
     pub(crate) fn end(&self) {
         self.registration.send_replace(None);
+        self.stop_acting();
+    }
+
+    /// Nothing may act until the session is renewed.
+    fn stop_acting(&self) {
         self.deadline.store(0, Ordering::SeqCst);
         self.acting.send_replace(false);
     }
@@ -549,7 +554,11 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
             }
             KeepAlive::Gone => match cluster.announce(&current).await {
                 Ok(()) => {}
-                Err(ProposeError::Rejected(Rejection::NodeRemoved { .. })) => return session.end_for_good(),
+                // Its vote may still be needed to see it out: it goes on until the others refuse it.
+                Err(ProposeError::Rejected(Rejection::NodeRemoved { .. })) => {
+                    session.stop_acting();
+                    tokio::time::sleep(KEEP_ALIVE_EVERY).await;
+                }
                 Err(error) => {
                     tracing::debug!(%error, "registration is made again");
                     tokio::time::sleep(KEEP_ALIVE_EVERY).await;
@@ -572,9 +581,21 @@ enum Beat {
     Fenced(String),
 }
 
+/// A node to ask where no leader is known: it may know one, or know that this node was removed. Each in turn.
+fn any_other(cluster: &ClusterHandle) -> Option<NodeId> {
+    let me = cluster.node_id();
+    let others: Vec<NodeId> =
+        cluster.local(|state| state.nodes().map(|node| node.id).filter(|node| *node != me).collect());
+    let turn = boot_clock().as_millis() / KEEP_ALIVE_RETRY.as_millis();
+    let turn = usize::try_from(turn).unwrap_or_default().checked_rem(others.len())?;
+    others.get(turn).copied()
+}
+
 async fn beat(cluster: &ClusterHandle, hint: Option<NodeId>) -> Beat {
     let unknown = Beat::Answered(KeepAlive::NotLeader(None));
-    let Some(leader) = hint.or_else(|| cluster.leadership().leader()) else { return unknown };
+    let Some(leader) = hint.or_else(|| cluster.leadership().leader()).or_else(|| any_other(cluster)) else {
+        return unknown;
+    };
     if leader == cluster.node_id() {
         return Beat::Answered(cluster.leader_sessions().keep_alive(cluster.leadership(), leader, cluster.boot()));
     }

@@ -129,6 +129,11 @@ pub(crate) fn metrics(cluster: &ClusterHandle) -> Metrics {
     cluster.leadership().raft().metrics().borrow_watched().clone()
 }
 
+/// Whether a node is a voter or learner of the Raft group, as far as this node knows.
+pub(crate) fn is_in_raft(cluster: &ClusterHandle, node: NodeId) -> bool {
+    metrics(cluster).membership_config.membership().get_node(&node.0).is_some()
+}
+
 fn member(node: &Node, load: usize, cluster: &ClusterHandle, metrics: &Metrics) -> MemberStatus {
     let voting = metrics.membership_config.membership().voter_ids().any(|id| id == node.id.0);
     let last = metrics.last_log_index.unwrap_or_default();

@@ -598,9 +598,11 @@ async fn serve_connection(
             sleep(Duration::from_millis(5)).await;
         }
     };
+    // In this order: a connection that is cut must not get a request through while it is closed.
     tokio::select! {
-        _ = serving => {}
+        biased;
         () = cut => {}
+        _ = serving => {}
     }
     Some(())
 }

@@ -163,10 +163,9 @@ impl<R: Read> ArchiveReader<R> {
     pub(super) fn begin(input: R) -> Result<(Self, v1::ArchiveHead), ArchiveError> {
         let mut reader =
             Self { input, hasher: blake3::Hasher::new(), at: 0, chunk: Bytes::new(), ended: false, failed: None };
-        let mark: [u8; MARK.len()] = reader.array().map_err(|error| match error {
-            ArchiveError::Torn { .. } => ArchiveError::Mark,
-            error => error,
-        })?;
+        let mark: [u8; MARK.len()] = reader
+            .array()
+            .map_err(|error| if matches!(error, ArchiveError::Torn { .. }) { ArchiveError::Mark } else { error })?;
         if mark != MARK {
             return Err(ArchiveError::Mark);
         }
