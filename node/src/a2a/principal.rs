@@ -57,6 +57,9 @@ pub enum Refused {
     /// A peer without a certificate of this cluster.
     #[error("a certificate of this cluster is needed here")]
     NoCertificate,
+    /// The certificate of a node that is no member any more.
+    #[error("this node was removed from the cluster")]
+    Removed,
     /// A header of a delegation that cannot be read.
     #[error("header {header} is missing or cannot be read")]
     Header {
@@ -68,9 +71,11 @@ pub enum Refused {
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let status = match self {
-            Refused::NotLoopback | Refused::Origin | Refused::Host { .. } | Refused::NoCertificate => {
-                StatusCode::FORBIDDEN
-            }
+            Refused::NotLoopback
+            | Refused::Origin
+            | Refused::Host { .. }
+            | Refused::NoCertificate
+            | Refused::Removed => StatusCode::FORBIDDEN,
             Refused::Header { .. } => StatusCode::BAD_REQUEST,
         };
         let body = json!({ "error": self.to_string() }).to_string();
@@ -86,7 +91,14 @@ pub(super) fn caller(parts: &Parts, shared: &Shared) -> Result<Caller, Refused> 
             local_operator(&parts.headers, peer, &shared.settings.public_url)?;
             Ok(Caller { principal: Principal::Operator, parent: None, hop: 0, deadline_ms: None })
         }
-        Door::Peer => peer(&parts.headers, parts.extensions.get()),
+        Door::Peer => {
+            let identity: Option<&PeerIdentity> = parts.extensions.get();
+            let node = identity.and_then(|identity| identity.0);
+            if node.is_some_and(|node| shared.settings.cluster.local(|state| state.is_removed(node))) {
+                return Err(Refused::Removed);
+            }
+            peer(&parts.headers, identity)
+        }
     }
 }
 
