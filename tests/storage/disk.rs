@@ -1,5 +1,6 @@
 //! Disks that fail: what a node does, and what it says. Each test has a file system of its own, which needs root.
 
+use serde_json::Value;
 use std::{
     fs::{self, File},
     io::Write,
@@ -18,12 +19,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(8);
 async fn a_failed_fsync_ends_the_node_and_what_was_confirmed_is_there_when_it_is_started_again() {
     let model = FakeModel::start(|_| Answer::say("spoken")).await;
     let folder = tempfile::tempdir().unwrap();
-    let mut node = TestNode::new(folder.path(), "a", 8, &(model.config() + SPEAKER));
-    let disk = FailingDisk::mount(folder.path(), &node.data());
-    node.init().await;
-    node.start(None);
-    node.ready().await;
-    let done = node.agent("speaker").send(text_message("m-1", "speak")).await.unwrap();
+    let (mut node, disk, done) = node_with_a_task(folder.path(), &model).await;
 
     disk.fail();
     let speaker = node.agent("speaker");
@@ -46,12 +42,7 @@ async fn a_failed_fsync_ends_the_node_and_what_was_confirmed_is_there_when_it_is
 async fn a_node_on_a_read_only_disk_says_so_and_does_not_start() {
     let model = FakeModel::start(|_| Answer::say("spoken")).await;
     let folder = tempfile::tempdir().unwrap();
-    let mut node = TestNode::new(folder.path(), "a", 8, &(model.config() + SPEAKER));
-    let disk = FailingDisk::mount(folder.path(), &node.data());
-    node.init().await;
-    node.start(None);
-    node.ready().await;
-    let done = node.agent("speaker").send(text_message("m-1", "speak")).await.unwrap();
+    let (mut node, disk, done) = node_with_a_task(folder.path(), &model).await;
     node.kill().await;
 
     disk.remount("ro");
@@ -64,6 +55,17 @@ async fn a_node_on_a_read_only_disk_says_so_and_does_not_start() {
     node.ready().await;
     assert_eq!(node.agent("speaker").get(done["id"].as_str().unwrap()).await.unwrap(), done);
     node.kill().await;
+}
+
+/// A node that runs on a disk of its own, and the task that it has finished.
+async fn node_with_a_task(folder: &Path, model: &FakeModel) -> (TestNode, FailingDisk, Value) {
+    let mut node = TestNode::new(folder, "a", 8, &(model.config() + SPEAKER));
+    let disk = FailingDisk::mount(folder, &node.data());
+    node.init().await;
+    node.start(None);
+    node.ready().await;
+    let done = node.agent("speaker").send(text_message("m-1", "speak")).await.unwrap();
+    (node, disk, done)
 }
 
 /// A file system in a sparse image on a small disk: when that is full, what the file system took cannot be written back,
