@@ -1,12 +1,14 @@
 //! The cluster as one node sees it: for operators, and to pick a successor.
 
+use std::{collections::BTreeSet, fmt};
+
 use openraft::async_runtime::WatchReceiver;
 use serde::{Deserialize, Serialize};
 use towline_core::{Node, NodeAddresses, NodeHealth, NodeId, NodeRole};
 
 use crate::{
     handle::ClusterHandle,
-    raft::{TypeConfig, log_store::LogHealth},
+    raft::{RaftMembership, TypeConfig, log_store::LogHealth},
 };
 
 type Metrics = openraft::RaftMetrics<TypeConfig>;
@@ -49,7 +51,8 @@ pub struct MemberStatus {
     pub name: String,
     /// Voter or learner, as it was enrolled.
     pub role: NodeRole,
-    /// Whether it counts for the quorum at this moment: a voter is a learner until it has caught up.
+    /// Whether it counts for every quorum that may decide at this moment: a voter is a learner until it has caught up, and
+    /// the change that makes it one is committed.
     pub voting: bool,
     /// Whether it can run tasks.
     pub health: NodeHealth,
@@ -93,14 +96,16 @@ pub enum DiskHealth {
 
 pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
     let metrics = metrics(cluster);
-    let members: Vec<MemberStatus> = cluster
-        .local(|state| state.nodes().map(|node| member(node, state.load_of(node.id), cluster, &metrics)).collect());
+    let quorums = Quorums::of(metrics.membership_config.membership(), &cluster.leadership().view().membership());
+    let members: Vec<MemberStatus> = cluster.local(|state| {
+        state.nodes().map(|node| member(node, state.load_of(node.id), cluster, &metrics, &quorums)).collect()
+    });
     ClusterStatus {
         cluster: cluster.cluster_name(),
         node: cluster.node_id(),
         leader: metrics.current_leader.map(NodeId),
         term: metrics.current_term,
-        quorum: quorum(&members),
+        quorum: quorums.words(&members),
         members,
         committed: metrics.cluster_committed.map_or(0, |log_id| log_id.index),
         applied: metrics.last_applied.map_or(0, |log_id| log_id.index),
@@ -134,8 +139,7 @@ pub(crate) fn is_in_raft(cluster: &ClusterHandle, node: NodeId) -> bool {
     metrics(cluster).membership_config.membership().get_node(&node.0).is_some()
 }
 
-fn member(node: &Node, load: usize, cluster: &ClusterHandle, metrics: &Metrics) -> MemberStatus {
-    let voting = metrics.membership_config.membership().voter_ids().any(|id| id == node.id.0);
+fn member(node: &Node, load: usize, cluster: &ClusterHandle, metrics: &Metrics, quorums: &Quorums) -> MemberStatus {
     let last = metrics.last_log_index.unwrap_or_default();
     let leads = metrics.current_leader == Some(cluster.node_id().0);
     let matched = if leads && node.id == cluster.node_id() {
@@ -148,7 +152,7 @@ fn member(node: &Node, load: usize, cluster: &ClusterHandle, metrics: &Metrics) 
         id: node.id,
         name: node.name.clone(),
         role: node.role,
-        voting,
+        voting: quorums.count(node.id),
         health: node.health,
         fenced: cluster.peers().fences().of(node.id).is_some(),
         addresses: node.addresses.clone(),
@@ -160,17 +164,62 @@ fn member(node: &Node, load: usize, cluster: &ClusterHandle, metrics: &Metrics) 
     }
 }
 
-fn quorum(members: &[MemberStatus]) -> String {
-    let voters = members.iter().filter(|member| member.voting).count();
-    if voters == 0 {
-        return "no voters are known yet".to_owned();
+/// The sets of voters that decide, each by its majority. More than one while the membership changes: what is appended here
+/// may decide already, and what is applied may still decide if the change is lost with its leader.
+struct Quorums(Vec<BTreeSet<u64>>);
+
+impl Quorums {
+    fn of(appended: &RaftMembership, applied: &RaftMembership) -> Self {
+        let mut sets = appended.get_joint_config().clone();
+        sets.extend(applied.get_joint_config().iter().cloned());
+        sets.sort_unstable();
+        sets.dedup();
+        Self(sets)
     }
-    let quorum = voters / 2 + 1;
-    let up = members.iter().filter(|member| member.voting && !member.fenced && member.health == NodeHealth::Up).count();
-    let noun = if voters == 1 { "voter" } else { "voters" };
-    match up.checked_sub(quorum) {
-        Some(spare) => format!("{voters} {noun}, quorum {quorum}, can lose {spare} more"),
-        None => format!("{voters} {noun}, quorum {quorum}, only {up} up"),
+
+    fn count(&self, node: NodeId) -> bool {
+        !self.0.is_empty() && self.0.iter().all(|voters| voters.contains(&node.0))
+    }
+
+    fn words(&self, members: &[MemberStatus]) -> String {
+        let up: BTreeSet<u64> = members
+            .iter()
+            .filter(|member| !member.fenced && member.health == NodeHealth::Up)
+            .map(|member| member.id.0)
+            .collect();
+        let weakest = self.0.iter().map(|voters| Majority::of(voters, &up)).min_by_key(Majority::spare);
+        let Some(weakest) = weakest else { return "no voters are known yet".to_owned() };
+        let changes = if self.0.len() > 1 { ", while the membership changes" } else { "" };
+        format!("{weakest}{changes}")
+    }
+}
+
+/// What one set of voters needs to decide, and has.
+struct Majority {
+    voters: usize,
+    quorum: usize,
+    up: usize,
+}
+
+impl Majority {
+    fn of(voters: &BTreeSet<u64>, up: &BTreeSet<u64>) -> Self {
+        Self { voters: voters.len(), quorum: voters.len() / 2 + 1, up: voters.intersection(up).count() }
+    }
+
+    /// How many more can be lost; below zero there is no quorum.
+    fn spare(&self) -> isize {
+        self.up.cast_signed() - self.quorum.cast_signed()
+    }
+}
+
+impl fmt::Display for Majority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { voters, quorum, up } = self;
+        let noun = if *voters == 1 { "voter" } else { "voters" };
+        match self.spare() {
+            spare @ 0.. => write!(f, "{voters} {noun}, quorum {quorum}, can lose {spare} more"),
+            _ => write!(f, "{voters} {noun}, quorum {quorum}, only {up} up"),
+        }
     }
 }
 
@@ -183,5 +232,61 @@ fn disk(cluster: &ClusterHandle) -> DiskStatus {
             DiskStatus { health: DiskHealth::Full, detail }
         }
         LogHealth::Failed { detail } => DiskStatus { health: DiskHealth::Failed, detail },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn membership(sets: &[&[u64]]) -> RaftMembership {
+        let sets: Vec<BTreeSet<u64>> = sets.iter().map(|set| set.iter().copied().collect()).collect();
+        let nodes = sets.iter().flatten().map(|node| (*node, NodeAddresses::default()));
+        let nodes: std::collections::BTreeMap<u64, NodeAddresses> = nodes.collect();
+        RaftMembership::new(sets, nodes).unwrap()
+    }
+
+    fn quorums(appended: &[&[u64]], applied: &[&[u64]]) -> Quorums {
+        Quorums::of(&membership(appended), &membership(applied))
+    }
+
+    fn words(quorums: &Quorums, up: &[u64]) -> String {
+        let member = |id: &u64| MemberStatus {
+            id: NodeId(*id),
+            name: String::new(),
+            role: NodeRole::Voter,
+            voting: true,
+            health: NodeHealth::Up,
+            fenced: false,
+            addresses: NodeAddresses::default(),
+            version: String::new(),
+            capacity: 0,
+            load: 0,
+            matched: None,
+            lag: None,
+        };
+        quorums.words(&up.iter().map(member).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn what_can_be_lost_is_said_in_words() {
+        let three = quorums(&[&[1, 2, 3]], &[&[1, 2, 3]]);
+        assert_eq!(words(&three, &[1, 2, 3]), "3 voters, quorum 2, can lose 1 more");
+        assert_eq!(words(&three, &[1, 2, 4]), "3 voters, quorum 2, can lose 0 more");
+        assert_eq!(words(&three, &[3]), "3 voters, quorum 2, only 1 up");
+        assert_eq!(words(&quorums(&[&[1]], &[&[1]]), &[1]), "1 voter, quorum 1, can lose 0 more");
+        assert_eq!(words(&Quorums(Vec::new()), &[]), "no voters are known yet");
+    }
+
+    #[test]
+    fn a_voter_counts_once_the_change_that_made_it_one_is_committed() {
+        for (appended, applied) in [(&[&[1, 2][..], &[1, 2, 3]][..], &[&[1, 2][..]][..]), (&[&[1, 2, 3]], &[&[1, 2]])] {
+            let changing = quorums(appended, applied);
+            assert!(changing.count(NodeId(2)));
+            assert!(!changing.count(NodeId(3)));
+            let said = words(&changing, &[1, 2, 3]);
+            assert_eq!(said, "2 voters, quorum 2, can lose 0 more, while the membership changes");
+        }
+        assert!(quorums(&[&[1, 2, 3]], &[&[1, 2, 3]]).count(NodeId(3)));
     }
 }

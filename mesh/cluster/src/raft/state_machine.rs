@@ -222,6 +222,11 @@ impl StateView {
         f(&self.0.read().state)
     }
 
+    /// The Raft membership as it is applied here: one that is only appended may still be taken back.
+    pub(crate) fn membership(&self) -> RaftMembership {
+        self.0.read().membership.membership().clone()
+    }
+
     /// Effects of entries as they are applied here. A reader that lags compares itself with the state.
     pub fn effects(&self) -> broadcast::Receiver<Effect> {
         self.0.effects.subscribe()
