@@ -20,6 +20,8 @@ mod format_tests;
 #[doc(hidden)]
 pub mod fuzz;
 mod handle;
+#[doc(hidden)]
+pub mod kill_points;
 mod leader;
 pub mod membership;
 mod peers;

@@ -28,7 +28,7 @@ use uuid::Uuid;
 use crate::{
     ClusterError,
     certificates::{self, Authority, CertificateRequest, Credentials},
-    peers,
+    kill_points, peers,
 };
 
 /// The first node of a cluster, which keeps the key of its authority.
@@ -527,7 +527,9 @@ impl Folder {
             let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&draft)?;
             file.write_all(bytes)?;
             file.sync_all()?;
+            kill_points::pass("folder-file-drafted");
             fs::rename(&draft, &path)?;
+            kill_points::pass("folder-file-renamed");
             File::open(path.parent().unwrap_or(&self.path))?.sync_all()
         };
         write().map_err(|source| ClusterError::File { action: "write", path: path.clone(), source })

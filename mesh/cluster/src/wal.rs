@@ -41,7 +41,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::raft::StoreError;
+use crate::{kill_points, raft::StoreError};
 use disk::{Disk, DiskFile, is_full};
 use record::{SEGMENT_HEADER, encode_segment_header, entry_in};
 
@@ -224,6 +224,7 @@ impl LogThread {
         if let Err((_, detail)) = sealed {
             tracing::warn!(detail, "log was closed without its last mark");
         }
+        kill_points::pass("wal-sealed");
     }
 
     /// Everything that waits, up to one run.
@@ -337,9 +338,11 @@ impl Writer {
             self.stage(record)?;
         }
         self.flush(wait_for_room)?;
+        kill_points::pass("wal-run-written");
         let removable = purged && self.has_purgeable_segment();
         if sync || removable {
             self.sync()?;
+            kill_points::pass("wal-run-synced");
         }
         if purged {
             self.forget_purged_places();
@@ -348,6 +351,7 @@ impl Writer {
             // From here on only the newer segments say what stands, so a record behind proves that they are durable.
             self.stage(&Record::Mark)?;
             self.flush(wait_for_room)?;
+            kill_points::pass("wal-purge-marked");
             self.remove_purged_segments()?;
         }
         Ok(())
@@ -459,6 +463,7 @@ impl Writer {
         while self.has_purgeable_segment() {
             let Some(oldest) = self.segments.pop_front() else { break };
             self.disk.remove(&oldest.path)?;
+            kill_points::pass("wal-segment-removed");
             removed = true;
         }
         if removed {
@@ -494,9 +499,11 @@ fn begin_segment(disk: &dyn Disk, dir: &Path, sequence: u64, base: u64) -> io::R
         }
         created => created?,
     };
+    kill_points::pass("wal-segment-opened");
     file.write_at(&encode_segment_header(sequence, base), 0)?;
     file.sync()?;
     disk.sync_dir(dir)?;
+    kill_points::pass("wal-segment-made");
     Ok((Segment { sequence, path, base, last_entry: None }, file))
 }
 

@@ -26,6 +26,7 @@ use towline_proto::v1;
 use super::{RaftEntry, RaftLogId, RaftVote, StoreError, TypeConfig};
 pub use crate::wal::LogHealth;
 use crate::{
+    kill_points,
     wal::{
         EntryId, Place, Record, Recovered, Wal,
         disk::{Disk, OsDisk, Space},
@@ -401,6 +402,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         };
         self.0.wal.write_durably(vec![record], Box::new(notify)).await?;
         durable.await.map_err(|_| io::Error::other("log ended before the vote was durable"))??;
+        kill_points::pass("vote-saved");
         self.update(|log| log.vote = Some(*vote));
         Ok(())
     }

@@ -30,6 +30,7 @@ use super::{
     StoreError, TypeConfig,
 };
 use crate::{
+    kill_points,
     wal::disk::{Disk as _, OsDisk},
     wire::{self, WireError},
 };
@@ -195,8 +196,11 @@ fn write_whole(dir: &Path, file: &SnapshotFile) -> io::Result<()> {
     let unfinished = dir.join(UNFINISHED_FILE);
     let mut written = File::create(&unfinished)?;
     written.write_all(file.bytes())?;
+    kill_points::pass("snapshot-drafted");
     written.sync_all()?;
+    kill_points::pass("snapshot-synced");
     fs::rename(&unfinished, dir.join(SNAPSHOT_FILE))?;
+    kill_points::pass("snapshot-renamed");
     File::open(dir)?.sync_all()
 }
 

@@ -13,7 +13,7 @@ use super::{
     disk::{Disk, DiskFile},
     record::{ALIGNMENT, Frame, RECORD_MARK, Record, SEGMENT_HEADER, decode_segment_header},
 };
-use crate::raft::StoreError;
+use crate::{kill_points, raft::StoreError};
 
 /// What the log held when it was opened.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -100,6 +100,7 @@ fn open_cut(disk: &dyn Disk, segment: &Segment, length: u64) -> Result<Box<dyn D
     let failed = |source| StoreError::File { action: "cut the torn end of", path: segment.path.clone(), source };
     let mut file = disk.open(&segment.path).map_err(failed)?;
     file.truncate(length).map_err(failed)?;
+    kill_points::pass("wal-end-cut");
     file.sync().map_err(failed)?;
     Ok(file)
 }

@@ -1,0 +1,111 @@
+//! The node that is ended: one process, one voter, no listener.
+
+use std::{env, path::PathBuf, time::Duration};
+
+use towline_cluster::{Cluster, ClusterOptions, Registration, membership};
+use towline_core::{
+    AgentSpec, Command, Message, NodeAddresses, Part, Placement, Principal, Proposal, Role, Submission, TaskId,
+    TraceContext, VShard,
+};
+
+/// Names what the process is to do: `found`, `serve` or `check`.
+pub(crate) const JOB: &str = "TOWLINE_KILL_POINT_JOB";
+/// Names the data folder.
+pub(crate) const DATA: &str = "TOWLINE_KILL_POINT_DATA";
+
+/// With so much text, seventeen tasks fill a segment of the log.
+const TEXT_BYTES: usize = 4_000_000;
+/// So many of the tasks are small, so that the first kills come soon.
+const SMALL: usize = 12;
+/// More than one segment, so that a snapshot lets one be removed.
+const TASKS: usize = 32;
+
+pub(crate) fn run(job: &str) {
+    let data = PathBuf::from(env::var(DATA).unwrap());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    found(&data);
+    match job {
+        "found" => {}
+        "serve" => runtime.block_on(serve(data)),
+        _ => runtime.block_on(check(data)),
+    }
+}
+
+fn addresses() -> NodeAddresses {
+    NodeAddresses { http: "http://127.0.0.1:1".to_owned(), peer: "127.0.0.1:1".to_owned() }
+}
+
+/// As `towline init` does, which is started again after a kill.
+fn found(data: &std::path::Path) {
+    if membership::identity(data).unwrap().is_none() {
+        membership::found(data, "prod", "n1", addresses()).unwrap();
+    }
+}
+
+async fn start(data: PathBuf) -> Cluster {
+    let options = ClusterOptions { data, addresses: addresses(), version: "test".to_owned() };
+    let cluster = Cluster::start(options).await.unwrap();
+    let agent = AgentSpec {
+        name: "reader".parse().unwrap(),
+        description: String::new(),
+        placement: Placement::EveryNode,
+        tags: Vec::new(),
+    };
+    let registered = async {
+        while cluster.handle().register(Registration { capacity: 8, agents: vec![agent.clone()] }).await.is_err() {}
+    };
+    tokio::time::timeout(Duration::from_secs(30), registered).await.unwrap();
+    println!("term {}", cluster.handle().status().term);
+    cluster
+}
+
+async fn serve(data: PathBuf) {
+    let cluster = start(data).await;
+    for number in 0..TASKS {
+        let task = TaskId::from_uuid(uuid::Uuid::now_v7());
+        println!("sent {task}");
+        let text = if number < SMALL { "read it".to_owned() } else { "x".repeat(TEXT_BYTES) };
+        cluster.handle().propose(submission(&cluster, task, text), None).await.unwrap();
+        println!("acked {task}");
+    }
+    cluster.handle().compact().await.unwrap();
+    cluster.shutdown().await;
+}
+
+async fn check(data: PathBuf) {
+    let cluster = start(data).await;
+    let handle = cluster.handle();
+    let held = handle.read(|state| {
+        let tasks = (0..=u8::MAX).flat_map(|shard| state.tasks_in(VShard(shard)));
+        tasks.map(|task| task.id).collect::<Vec<TaskId>>()
+    });
+    for task in held.await.unwrap() {
+        println!("has {task}");
+    }
+    cluster.shutdown().await;
+}
+
+fn submission(cluster: &Cluster, task: TaskId, text: String) -> Proposal {
+    let message = Message {
+        message_id: task.to_string().parse().unwrap(),
+        context_id: None,
+        task_id: None,
+        role: Role::User,
+        parts: vec![Part::text(text)],
+        metadata: Default::default(),
+        extensions: Vec::new(),
+        reference_task_ids: Vec::new(),
+    };
+    let submission = Submission {
+        task,
+        fresh_context: "c".parse().unwrap(),
+        agent: "reader".parse().unwrap(),
+        message,
+        prefer: cluster.handle().node_id(),
+        parent: None,
+        hop: 0,
+        deadline_ms: None,
+        trace: TraceContext { trace_id: 1, span_id: 1, sampled: false },
+    };
+    Proposal { by: Principal::Operator, command: Command::Submit(Box::new(submission)) }
+}
