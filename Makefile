@@ -30,10 +30,12 @@ test:
 	$(CARGO) test --workspace --locked
 
 # Half an hour of kills, stops and partitions under load: as root, with iproute2. `make chaos CHAOS_SECONDS=300 SEED=1` for less.
+# `TOWLINE_PREVIOUS=/path/to/towline make chaos` begins with a rolling upgrade from that binary.
 CHAOS_SECONDS ?= 1800
 
 chaos:
 	$(CARGO) test --workspace --locked --no-run
+	$(if $(TOWLINE_PREVIOUS),$(CARGO) test --workspace --locked --test cluster upgrade)
 	target/debug/towline-chaos --seconds $(CHAOS_SECONDS) $(if $(SEED),--seed $(SEED))
 
 fix:

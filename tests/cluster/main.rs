@@ -8,3 +8,4 @@
 mod node_death;
 mod removal;
 mod restart;
+mod upgrade;

@@ -71,6 +71,7 @@ pub struct TestNode {
     pub peer: String,
     /// The folder with its configuration, data and log.
     pub home: PathBuf,
+    program: PathBuf,
     process: Option<(Child, ChildStdin)>,
 }
 
@@ -87,6 +88,7 @@ impl TestNode {
             url: format!("http://127.0.0.1:{http}"),
             peer: format!("127.0.0.1:{peer}"),
             home,
+            program: towline(),
             process: None,
         }
     }
@@ -104,8 +106,14 @@ impl TestNode {
             url: format!("http://{}", address("http")),
             peer: address("peer"),
             home: home.to_owned(),
+            program: towline(),
             process: None,
         }
+    }
+
+    /// Has it start another binary from its next start on.
+    pub fn upgrade(&mut self, program: PathBuf) {
+        self.program = program;
     }
 
     /// Its configuration file.
@@ -129,7 +137,7 @@ impl TestNode {
     pub fn start(&mut self, join: Option<(&str, &str)>) {
         assert!(self.process.is_none(), "node {} runs already", self.name);
         let log = OpenOptions::new().create(true).append(true).open(self.log()).unwrap();
-        let mut command = Command::new(towline());
+        let mut command = Command::new(&self.program);
         command.arg("node").arg("-c").arg(self.config()).arg("--exit-with-stdin");
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TOWLINE_")) {
             command.env_remove(name);
@@ -246,9 +254,15 @@ pub struct Cluster {
 impl Cluster {
     /// Founds a cluster, lets the other nodes join, and waits until all vote.
     pub async fn start(plan: Plan) -> Self {
+        Self::start_with(plan, towline()).await
+    }
+
+    /// The same with nodes of another binary.
+    pub async fn start_with(plan: Plan, program: PathBuf) -> Self {
         let folder = tempfile::Builder::new().prefix("towline-test-").tempdir().unwrap();
         let new = |name: &&str| TestNode::new(folder.path(), name, plan.permits, &plan.mesh);
-        let nodes: Vec<TestNode> = NAMES.iter().take(plan.nodes).map(new).collect();
+        let mut nodes: Vec<TestNode> = NAMES.iter().take(plan.nodes).map(new).collect();
+        nodes.iter_mut().for_each(|node| node.upgrade(program.clone()));
         let mut cluster = Self { nodes, folder };
         cluster.nodes[0].init().await;
         cluster.nodes[0].start(None);
