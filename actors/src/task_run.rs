@@ -411,7 +411,10 @@ impl TaskRunState {
                 OwnerWord::StepStarted { step, .. } | OwnerWord::StepRestarted { step, .. } => {
                     self.mine.insert(step);
                 }
-                OwnerWord::AskPerson { .. } | OwnerWord::Doubt { .. } | OwnerWord::Finished { .. } => {
+                OwnerWord::AskPerson { .. }
+                | OwnerWord::Doubt { .. }
+                | OwnerWord::Released
+                | OwnerWord::Finished { .. } => {
                     self.stop();
                     return Ok(());
                 }

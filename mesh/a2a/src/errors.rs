@@ -264,6 +264,7 @@ impl From<Rejection> for WireError {
             | Rejection::UnknownNode { .. }
             | Rejection::NodeRemoved { .. }
             | Rejection::QuorumNeeds { .. }
+            | Rejection::NotUp { .. }
             | Rejection::AlreadyFounded { .. } => WireError::internal(message),
         }
     }

@@ -178,6 +178,9 @@ fn makes_work(logged: &LoggedProposal) -> bool {
         | Command::NodeUp { .. }
         | Command::NodeLost { .. }
         | Command::RemoveNode { .. }
+        | Command::SetRole { .. }
+        | Command::Drain { .. }
+        | Command::Undrain { .. }
         | Command::AssignPending
         | Command::Sweep => false,
         Command::Submit(_)

@@ -146,6 +146,9 @@ fn may_forward(caller: NodeId, founder: NodeId, proposal: &Proposal) -> bool {
         | Command::Testify(_)
         | Command::MintToken { .. }
         | Command::RemoveNode { .. }
+        | Command::SetRole { .. }
+        | Command::Drain { .. }
+        | Command::Undrain { .. }
         | Command::Note { .. }
         | Command::NodeUp { .. } => true,
     }

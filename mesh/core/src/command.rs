@@ -90,6 +90,25 @@ pub enum Command {
         /// The node.
         node: NodeId,
     },
+    /// Whether a node counts for the quorum from here on.
+    SetRole {
+        /// The node.
+        node: NodeId,
+        /// What it becomes.
+        role: NodeRole,
+    },
+    /// Give a node no more tasks, and move those away that it runs.
+    Drain {
+        /// The node.
+        node: NodeId,
+        /// How long a step that another owner would run again is waited for, in milliseconds.
+        patience_ms: u64,
+    },
+    /// Give a node tasks again.
+    Undrain {
+        /// The node.
+        node: NodeId,
+    },
     /// Assign tasks that no node could take when they came.
     AssignPending,
     /// Remove terminal tasks past their retention.
@@ -259,6 +278,12 @@ pub enum Rejection {
         voters: usize,
         /// How many of them are a majority.
         quorum: usize,
+    },
+    /// A voter that does not run only counts against the quorum.
+    #[error("node {node} is not up, so its vote would only count against the quorum: start it, then promote it")]
+    NotUp {
+        /// The node.
+        node: NodeId,
     },
     /// Full for the moment.
     #[error("{what} is full ({limit}): try again in {retry_after_ms} ms")]

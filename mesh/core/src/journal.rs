@@ -125,6 +125,20 @@ impl Intent {
         }
     }
 
+    /// What comes of it when its task moves to another node before it has an outcome.
+    pub fn when_interrupted(&self) -> Interruption {
+        match self {
+            Intent::Model { .. } => Interruption::Repeated,
+            Intent::Tool { on_adoption: OnAdoption::Retry, .. } => Interruption::Repeated,
+            Intent::Tool { on_adoption: OnAdoption::Ask | OnAdoption::Fail, .. } => Interruption::InDoubt,
+            Intent::Delegate { own_mesh, peer_task, on_adoption, .. } => {
+                let is_found_again = *own_mesh || peer_task.is_some() || *on_adoption == OnAdoption::Retry;
+                if is_found_again { Interruption::Harmless } else { Interruption::InDoubt }
+            }
+            Intent::Ask { .. } | Intent::Refused { .. } => Interruption::Harmless,
+        }
+    }
+
     /// What an adopter does when it finds the intent without an outcome.
     pub fn on_adoption(&self) -> OnAdoption {
         match self {
@@ -132,6 +146,17 @@ impl Intent {
             Intent::Tool { on_adoption, .. } | Intent::Delegate { on_adoption, .. } => *on_adoption,
         }
     }
+}
+
+/// What it costs to interrupt a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interruption {
+    /// Nothing: the next owner goes on with it.
+    Harmless,
+    /// The next owner does it again.
+    Repeated,
+    /// Its effect may have happened, and must not happen twice.
+    InDoubt,
 }
 
 /// What came of a step.

@@ -40,9 +40,11 @@ pub use effect::Effect;
 pub use enrolment::{Enrolment, JoinToken, NodeRole};
 pub use event::{Event, EventKind};
 pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, TaskId, VShard};
-pub use journal::{Asked, Doubt, Intent, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage};
+pub use journal::{
+    Asked, Doubt, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage,
+};
 pub use lease::{Epoch, Lease, Stamp, Timestamp};
-pub use node::{Node, NodeAddresses, NodeHealth};
+pub use node::{Draining, Node, NodeAddresses, NodeHealth};
 pub use note::Note;
 pub use principal::Principal;
 pub use state::{Founder, ListFilter, State, TaskPage};

@@ -25,6 +25,15 @@ pub enum NodeHealth {
     Lost,
 }
 
+/// A node that is emptied: it is given no tasks, and those that it runs move to others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Draining {
+    /// Since when.
+    pub since: Timestamp,
+    /// How long a step that another owner would run again is waited for, in milliseconds.
+    pub patience_ms: u64,
+}
+
 /// A node of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
@@ -51,4 +60,14 @@ pub struct Node {
     /// It is removed as soon as its session has ended: until then it may still act.
     #[serde(default)]
     pub leaving: bool,
+    /// Set while it is to be empty; it stays so over restarts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draining: Option<Draining>,
+}
+
+impl Node {
+    /// Whether it is given tasks.
+    pub fn takes_tasks(&self) -> bool {
+        self.health == NodeHealth::Up && !self.leaving && self.draining.is_none()
+    }
 }

@@ -9,9 +9,13 @@ pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> 
             Principal::Operator | Principal::Agent { .. } => true,
             Principal::Node(_) => false,
         },
-        Command::MintToken { .. } | Command::RemoveNode { .. } | Command::Resolve(_) | Command::Note { .. } => {
-            *by == Principal::Operator
-        }
+        Command::MintToken { .. }
+        | Command::RemoveNode { .. }
+        | Command::SetRole { .. }
+        | Command::Drain { .. }
+        | Command::Undrain { .. }
+        | Command::Resolve(_)
+        | Command::Note { .. } => *by == Principal::Operator,
         Command::NodeUp { node, .. } => *by == Principal::Node(*node),
         Command::Report(_)
         | Command::Testify(_)

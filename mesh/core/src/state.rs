@@ -9,12 +9,13 @@ use std::{
 use crate::{
     Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Enrolment, Epoch,
     EventKind, JoinToken, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note,
-    Outcome, OwnerReport, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task, TaskId,
-    TaskState, TaskStatus, Timestamp, Turn, VShard, limits, note::Notes, policy, task,
+    Outcome, OwnerReport, OwnerWord, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task,
+    TaskId, TaskState, TaskStatus, Timestamp, Turn, VShard, limits, note::Notes, policy, task,
 };
 
 mod dedup;
 mod doubt;
+mod members;
 
 use dedup::{Expiring, Sent};
 
@@ -122,6 +123,9 @@ impl State {
             }
             Command::NodeLost { node, boot } => Ok(self.node_lost(node, boot, stamp)),
             Command::RemoveNode { node } => self.remove_node(node, stamp),
+            Command::SetRole { node, role } => self.set_role(node, role),
+            Command::Drain { node, patience_ms } => self.drain(node, patience_ms, stamp),
+            Command::Undrain { node } => self.undrain(node, stamp),
             Command::AssignPending => Ok(done(self.assign_pending(stamp))),
             Command::Sweep => Ok(self.sweep(stamp)),
             Command::Note { key, value, version } => {
@@ -231,7 +235,10 @@ impl State {
 
     /// Whether some unassigned task could be given to a node.
     pub fn has_assignable(&self) -> bool {
-        self.unassigned.iter().filter_map(|id| self.task(*id)).any(|task| self.choose(&task.agent, None).is_some())
+        self.unassigned
+            .iter()
+            .filter_map(|id| self.task(*id))
+            .any(|task| self.choose(&task.agent, Wish::None).is_some())
     }
 
     /// Whether a join token with this hash was made and not yet swept.
@@ -328,7 +335,7 @@ impl State {
         self.tasks.insert(key(id), Arc::new(task));
         self.unassigned.insert(id);
         let mut effects = vec![Effect::Changed { task: id }];
-        self.assign(id, Some(prefer), stamp, &mut effects);
+        self.assign(id, Wish::Prefer(prefer), stamp, &mut effects);
         Ok(Applied { reply: Reply::Submitted { task: id, created: true }, effects })
     }
 
@@ -415,6 +422,8 @@ impl State {
         }
 
         task::check_words(task, &words)?;
+        let is_released = words.last() == Some(&OwnerWord::Released);
+        let owner = lease.node;
 
         let task = self.tasks.get_mut(&key(id)).map(Arc::make_mut).expect("task was found above");
         let generation = task.generation;
@@ -437,6 +446,9 @@ impl State {
         if state.is_terminal() {
             self.end(id, stamp);
             self.cancel_tree(id, stamp, &mut effects);
+        }
+        if is_released {
+            self.give_away(id, owner, stamp, &mut effects);
         }
         Ok(done(effects))
     }
@@ -540,48 +552,10 @@ impl State {
         done(effects)
     }
 
-    fn remove_node(&mut self, id: NodeId, stamp: Stamp) -> Result<Applied, Rejection> {
-        if self.is_removed(id) {
-            return Ok(done(Vec::new()));
-        }
-        self.member(id)?;
-        self.keeps_quorum_without(id)?;
-        let mut effects = Vec::new();
-        let node = self.member(id)?;
-        node.leaving = true;
-        if node.health != NodeHealth::Up {
-            self.drop_if_leaving(id);
-        }
-        self.place_agents(&mut effects);
-        effects.extend(self.assign_pending(stamp));
-        Ok(done(effects))
-    }
-
     fn member(&mut self, id: NodeId) -> Result<&mut Node, Rejection> {
         let removed = self.is_removed(id);
         let unknown = if removed { Rejection::NodeRemoved { node: id } } else { Rejection::UnknownNode { node: id } };
         self.nodes.get_mut(&id).ok_or(unknown)
-    }
-
-    /// Refuses what would leave fewer live voters than a majority of those that stay.
-    fn keeps_quorum_without(&self, id: NodeId) -> Result<(), Rejection> {
-        let stays = |node: &&Node| node.role == NodeRole::Voter && node.id != id && !node.leaving;
-        let voters = self.nodes.values().filter(stays).count();
-        let up = self.nodes.values().filter(stays).filter(|node| node.health == NodeHealth::Up).count();
-        let quorum = voters / 2 + 1;
-        let is_voter = self.nodes.get(&id).is_some_and(|node| node.role == NodeRole::Voter);
-        if is_voter && up < quorum { Err(Rejection::QuorumNeeds { node: id, up, voters, quorum }) } else { Ok(()) }
-    }
-
-    /// Nothing of a node whose session has ended acts any more.
-    fn drop_if_leaving(&mut self, id: NodeId) {
-        if self.nodes.get(&id).is_some_and(|node| node.leaving) {
-            self.nodes.remove(&id);
-            self.removed.insert(id);
-            self.agents.values_mut().for_each(|agent| {
-                agent.placed.remove(&id);
-            });
-        }
     }
 
     fn sweep(&mut self, stamp: Stamp) -> Applied {
@@ -643,19 +617,19 @@ impl State {
     fn assign_pending(&mut self, stamp: Stamp) -> Vec<Effect> {
         let mut effects = Vec::new();
         // Those that some node can take: the others may be many, and must not stand before them.
-        let can_go = |id: &&TaskId| self.task(**id).is_some_and(|task| self.choose(&task.agent, None).is_some());
+        let can_go = |id: &&TaskId| self.task(**id).is_some_and(|task| self.choose(&task.agent, Wish::None).is_some());
         let pending: Vec<TaskId> =
             self.unassigned.iter().filter(can_go).take(limits::MAX_REASSIGNED_PER_ENTRY).copied().collect();
         for id in pending {
-            self.assign(id, None, stamp, &mut effects);
+            self.assign(id, Wish::None, stamp, &mut effects);
         }
         effects
     }
 
     /// Gives an unassigned task to a node, if one can take it.
-    fn assign(&mut self, id: TaskId, prefer: Option<NodeId>, stamp: Stamp, effects: &mut Vec<Effect>) {
+    fn assign(&mut self, id: TaskId, wish: Wish, stamp: Stamp, effects: &mut Vec<Effect>) {
         let Some(agent) = self.task(id).map(|task| task.agent.clone()) else { return };
-        let Some((node, boot)) = self.choose(&agent, prefer) else { return };
+        let Some((node, boot)) = self.choose(&agent, wish) else { return };
         let Some(task) = self.tasks.get_mut(&key(id)).map(Arc::make_mut) else { return };
         let epoch = Epoch(stamp.index);
         let lease = Lease { node, boot, epoch, reported: 0 };
@@ -668,7 +642,10 @@ impl State {
             if task.status.state == TaskState::Working && task.has_room_for_events(1) {
                 task.push_event(
                     stamp.at,
-                    EventKind::Status { status: task.status.clone(), metadata: adoption_metadata(from, node, epoch) },
+                    EventKind::Status {
+                        status: task.status.clone(),
+                        metadata: adoption_metadata(from, node, epoch, wish),
+                    },
                 );
                 effects.push(Effect::Changed { task: id });
             }
@@ -679,14 +656,17 @@ impl State {
     }
 
     /// The node that is to run a task of this agent: the preferred one if it has a free place, else the least loaded.
-    fn choose(&self, agent: &AgentName, prefer: Option<NodeId>) -> Option<(NodeId, BootId)> {
+    fn choose(&self, agent: &AgentName, wish: Wish) -> Option<(NodeId, BootId)> {
         let placed = &self.agents.get(agent)?.placed;
         let can_host = |node: &&Node| {
-            is_up(node) && node.declares.contains(agent) && self.load_of(node.id) < limits::MAX_LEASED_PER_NODE
+            node.takes_tasks()
+                && wish != Wish::Except(node.id)
+                && node.declares.contains(agent)
+                && self.load_of(node.id) < limits::MAX_LEASED_PER_NODE
         };
         let candidates = || placed.iter().filter_map(|id| self.nodes.get(id)).filter(can_host);
         let preferred = candidates()
-            .find(|node| Some(node.id) == prefer)
+            .find(|node| wish == Wish::Prefer(node.id))
             .filter(|node| self.load_of(node.id) < node.capacity as usize);
         let node = preferred.or_else(|| candidates().min_by_key(|node| (self.load_of(node.id), node.id)))?;
         Some((node.id, node.boot?))
@@ -702,7 +682,7 @@ impl State {
             let mut candidates: Vec<NodeId> = self
                 .nodes
                 .values()
-                .filter(|node| is_up(node) && node.declares.contains(name))
+                .filter(|node| node.takes_tasks() && node.declares.contains(name))
                 .map(|node| node.id)
                 .collect();
             if candidates.is_empty() {
@@ -751,6 +731,15 @@ impl ListFilter {
     }
 }
 
+/// What is asked of the choice of an owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    None,
+    Prefer(NodeId),
+    /// The owner gives the task away.
+    Except(NodeId),
+}
+
 struct NodeNews {
     boot: BootId,
     addresses: NodeAddresses,
@@ -764,10 +753,6 @@ fn done(effects: Vec<Effect>) -> Applied {
 
 fn key(id: TaskId) -> TaskKey {
     (id.vshard(), id)
-}
-
-fn is_up(node: &Node) -> bool {
-    node.health == NodeHealth::Up && !node.leaving
 }
 
 fn token_is_over(token: &JoinToken, now: Timestamp) -> bool {
@@ -806,6 +791,7 @@ fn new_node(id: NodeId, name: String, role: NodeRole, addresses: NodeAddresses, 
         capacity: 0,
         declares: BTreeSet::new(),
         leaving: false,
+        draining: None,
     }
 }
 
@@ -841,9 +827,13 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
     task
 }
 
-fn adoption_metadata(from: NodeId, to: NodeId, epoch: Epoch) -> Metadata {
+fn adoption_metadata(from: NodeId, to: NodeId, epoch: Epoch, wish: Wish) -> Metadata {
+    let reason = match wish {
+        Wish::None | Wish::Prefer(_) => "node_lost",
+        Wish::Except(_) => "drained",
+    };
     // In the order of the names: whether a JSON object keeps another order is a feature of a build.
-    let adopted = serde_json::json!({ "epoch": epoch, "from": from, "reason": "node_lost", "to": to });
+    let adopted = serde_json::json!({ "epoch": epoch, "from": from, "reason": reason, "to": to });
     Metadata::from([("dev.towline/adopted".to_owned(), adopted)])
 }
 

@@ -312,6 +312,8 @@ pub enum OwnerWord {
         /// What was attempted, as the client sees it.
         message: Message,
     },
+    /// The owner gives the task away between two steps. Where no other node can take it, the owner keeps it.
+    Released,
     /// The turn ended, and the task with it.
     Finished {
         /// `Completed`, `Failed` or `Rejected`.
@@ -337,7 +339,10 @@ pub(crate) fn check_words(task: &Task, words: &[OwnerWord]) -> Result<(), Reject
             (no.0 as usize) < journal_length && known_open && !ended.contains(&no)
         };
         let misplaced = match word {
-            OwnerWord::TurnStarted { .. } | OwnerWord::Chunk { .. } | OwnerWord::Finished { .. } => None,
+            OwnerWord::TurnStarted { .. }
+            | OwnerWord::Chunk { .. }
+            | OwnerWord::Released
+            | OwnerWord::Finished { .. } => None,
             OwnerWord::StepStarted { step, .. } => (step.0 as usize != journal_length).then_some(*step),
             OwnerWord::StepRestarted { step, .. }
             | OwnerWord::PeerTask { step, .. }
@@ -354,13 +359,15 @@ pub(crate) fn check_words(task: &Task, words: &[OwnerWord]) -> Result<(), Reject
                 ended.insert(*step);
             }
             OwnerWord::Chunk { parts, .. } => check_chunk(parts)?,
-            OwnerWord::Finished { .. } | OwnerWord::AskPerson { .. } | OwnerWord::Doubt { .. } => has_ended = true,
+            OwnerWord::Released
+            | OwnerWord::Finished { .. }
+            | OwnerWord::AskPerson { .. }
+            | OwnerWord::Doubt { .. } => has_ended = true,
             OwnerWord::TurnStarted { .. } | OwnerWord::StepRestarted { .. } | OwnerWord::PeerTask { .. } => {}
         }
     }
     let too_large = |what: &str, limit: usize| Rejection::TooLarge { what: what.into(), limit: limit as u64 };
-    let may_finish = matches!(words, [OwnerWord::Finished { .. }]);
-    if may_finish {
+    if matches!(words, [OwnerWord::Finished { .. } | OwnerWord::Released]) {
         return Ok(());
     }
     if bytes > MAX_TASK_BYTES {
@@ -381,6 +388,7 @@ pub(crate) fn check_words(task: &Task, words: &[OwnerWord]) -> Result<(), Reject
         | OwnerWord::StepEnded { .. }
         | OwnerWord::AskPerson { .. }
         | OwnerWord::Doubt { .. }
+        | OwnerWord::Released
         | OwnerWord::Finished { .. } => false,
     };
     if task.artifacts.len() + words.iter().filter(names_new).count() > MAX_ARTIFACTS {
@@ -456,6 +464,8 @@ pub(crate) fn apply_word(task: &mut Task, word: OwnerWord, at: Timestamp) {
             }
             task.set_status(at, TaskState::InputRequired, Some(message), Metadata::new());
         }
+        // Who owns the task is the state's to say.
+        OwnerWord::Released => {}
         OwnerWord::Finished { state, message } => {
             let state = if state.is_terminal() { state } else { TaskState::Failed };
             task.set_status(at, state, message, Metadata::new());
@@ -478,6 +488,7 @@ fn word_size(word: &OwnerWord) -> usize {
         | OwnerWord::PeerTask { .. }
         | OwnerWord::AskPerson { .. }
         | OwnerWord::Doubt { .. }
+        | OwnerWord::Released
         | OwnerWord::Finished { .. } => 0,
     }
 }

@@ -65,8 +65,10 @@ proptest! {
             check(&log, log.without_position() == before)?;
             let fine = match second {
                 Ok(second) => names_the_same(&first.reply, &second.reply),
-                // The first one ended the lease: the owner stops on either answer.
-                Err(Rejection::StaleEpoch { task, .. }) => log.task(task).lease.is_none(),
+                // The first one ended the lease or gave it to another node: the owner stops on either answer.
+                Err(Rejection::StaleEpoch { task, epoch }) => {
+                    log.task(task).lease.as_ref().is_none_or(|lease| lease.epoch != Epoch(epoch))
+                }
                 Err(_) => false,
             };
             check(&log, fine)?;
@@ -140,6 +142,9 @@ enum Op {
     Day,
     Enrol { position: u64, token: u64 },
     Mint { token: u64 },
+    SetRole { node: u64, voter: bool },
+    Drain { node: u64, patience_ms: u64 },
+    Undrain { node: u64 },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -162,6 +167,7 @@ enum Word {
     Ask(u8),
     Doubt(u8),
     Finish(u8),
+    Release,
     Misplaced,
 }
 
@@ -202,6 +208,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Day),
         1 => (10..13_u64, 0..2_u64).prop_map(|(position, token)| Op::Enrol { position, token }),
         1 => (0..2_u64).prop_map(|token| Op::Mint { token }),
+        1 => (0..4_u64, any::<bool>()).prop_map(|(node, voter)| Op::SetRole { node, voter }),
+        1 => (0..4_u64, 0..2_u64).prop_map(|(node, patience_ms)| Op::Drain { node, patience_ms }),
+        1 => (0..4_u64).prop_map(|node| Op::Undrain { node }),
     ]
 }
 
@@ -227,6 +236,7 @@ fn word() -> impl Strategy<Value = Word> {
         2 => any::<u8>().prop_map(Word::Ask),
         1 => any::<u8>().prop_map(Word::Doubt),
         1 => any::<u8>().prop_map(Word::Finish),
+        1 => Just(Word::Release),
         1 => Just(Word::Misplaced),
     ]
 }
@@ -307,6 +317,14 @@ fn perform(log: &mut Log, op: &Op) -> Option<Result<Applied, Rejection>> {
             let hash = format!("token-{token}");
             Some(log.operator(Command::MintToken { hash, role: NodeRole::Voter, ttl_ms: 300 }))
         }
+        Op::SetRole { node, voter } => {
+            let role = if *voter { NodeRole::Voter } else { NodeRole::Learner };
+            Some(log.operator(Command::SetRole { node: NodeId(pick(log, *node)), role }))
+        }
+        Op::Drain { node, patience_ms } => {
+            Some(log.operator(Command::Drain { node: NodeId(pick(log, *node)), patience_ms: *patience_ms }))
+        }
+        Op::Undrain { node } => Some(log.operator(Command::Undrain { node: NodeId(pick(log, *node)) })),
     }
 }
 
@@ -371,6 +389,7 @@ fn spell(task: &Task, words: &[Word]) -> Vec<OwnerWord> {
                 let states = [TaskState::Completed, TaskState::Failed, TaskState::Rejected, TaskState::Working];
                 finished(states[usize::from(*number) % states.len()])
             }
+            Word::Release => OwnerWord::Released,
             Word::Misplaced => step_ended(length + 5, "nowhere"),
         };
         spelled.push(word);

@@ -59,6 +59,7 @@ fn the_kept_log_shows_every_kind_of_command() {
             "assign_pending",
             "cancel",
             "continue",
+            "drain",
             "enrol",
             "found",
             "mint_token",
@@ -68,9 +69,11 @@ fn the_kept_log_shows_every_kind_of_command() {
             "remove_node",
             "report",
             "resolve",
+            "set_role",
             "submit",
             "sweep",
-            "testify"
+            "testify",
+            "undrain"
         ]
     );
 }
@@ -180,7 +183,18 @@ fn eventful_day() -> Log {
     log.node(1, Command::Sweep).unwrap();
     let note = Command::Note { key: "motto".into(), value: "nothing is lost".into(), version: 1 };
     log.operator(note).unwrap();
+    moved_by_a_drain(&mut log, NodeId(second));
     log
+}
+
+/// The node comes back as a learner.
+fn moved_by_a_drain(log: &mut Log, node: NodeId) {
+    let moves = log.submit(8, "reader", node.0);
+    log.report(moves, vec![turn_started(7), model_step(0)]).unwrap();
+    log.operator(Command::Drain { node, patience_ms: 60_000 }).unwrap();
+    log.report(moves, vec![step_ended(0, ""), OwnerWord::Released]).unwrap();
+    log.operator(Command::SetRole { node, role: NodeRole::Learner }).unwrap();
+    log.operator(Command::Undrain { node }).unwrap();
 }
 
 fn kind(command: &Command) -> &'static str {
@@ -195,6 +209,9 @@ fn kind(command: &Command) -> &'static str {
         Command::NodeUp { .. } => "node_up",
         Command::NodeLost { .. } => "node_lost",
         Command::RemoveNode { .. } => "remove_node",
+        Command::SetRole { .. } => "set_role",
+        Command::Drain { .. } => "drain",
+        Command::Undrain { .. } => "undrain",
         Command::AssignPending => "assign_pending",
         Command::Sweep => "sweep",
         Command::Resolve(_) => "resolve",

@@ -346,6 +346,9 @@ async fn propose(
         | Command::NodeUp { .. }
         | Command::NodeLost { .. }
         | Command::RemoveNode { .. }
+        | Command::SetRole { .. }
+        | Command::Drain { .. }
+        | Command::Undrain { .. }
         | Command::AssignPending
         | Command::Sweep
         | Command::Note { .. } => None,
