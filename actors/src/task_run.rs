@@ -12,6 +12,7 @@
 //! few times per run; then its step fails.
 
 mod doubt;
+mod leaving;
 mod spans;
 mod view;
 
@@ -43,6 +44,8 @@ use crate::{
     toolbox::{Planned, Toolbox, step_key},
 };
 use view::View;
+
+pub(crate) use leaving::Leave;
 
 /// Name of the artifacts that hold the answers of an agent's model.
 pub(crate) const ANSWER: &str = "answer";
@@ -102,6 +105,10 @@ pub(crate) enum TaskRunMsg {
     Rested { step: StepNo },
     /// The task's caller gives up.
     DeadlinePassed,
+    /// This node is to be empty, or it stops; none if it is to work again.
+    Leave(Option<Leave>),
+    /// A step that may be repeated is waited for no longer.
+    PatienceOver,
     /// The task has ended or moved, or this node may not act: stop.
     Stop,
 }
@@ -125,6 +132,8 @@ enum Phase {
     Beginning,
     /// It works.
     Running,
+    /// It offers the task to another node.
+    Leaving,
     /// Its last word is on its way.
     Ending,
 }
@@ -174,6 +183,10 @@ pub(crate) struct TaskRunState {
     preparing: Option<AbortOnDropHandle<()>>,
     proposing: Option<AbortOnDropHandle<()>>,
     deadline: Option<AbortOnDropHandle<()>>,
+    leave: Option<Leave>,
+    patience: Option<AbortOnDropHandle<()>>,
+    /// Another node has taken the task over, with nothing in doubt.
+    gave_away: bool,
 }
 
 pub(crate) struct TaskRunActor;
@@ -221,6 +234,9 @@ impl Actor for TaskRunActor {
             preparing: None,
             proposing: None,
             deadline: None,
+            leave: None,
+            patience: None,
+            gave_away: false,
         };
         state.prepare();
         state.watch_deadline();
@@ -265,6 +281,8 @@ impl Actor for TaskRunActor {
             TaskRunMsg::DeadlinePassed => {
                 state.finish(TaskState::Failed, Some("the deadline of the task passed".to_owned()));
             }
+            TaskRunMsg::Leave(leave) => state.leave(leave).await?,
+            TaskRunMsg::PatienceOver => state.advance().await?,
             TaskRunMsg::Stop => state.stop(),
         }
         Ok(())
@@ -330,11 +348,13 @@ impl TaskRunState {
         self.toolbox = toolbox;
         match self.phase {
             Phase::Preparing => {
-                self.begin();
+                if self.leave != Some(Leave::Stop) {
+                    self.begin();
+                }
                 Ok(())
             }
             Phase::Running => self.advance().await,
-            Phase::Beginning | Phase::Ending => Ok(()),
+            Phase::Beginning | Phase::Leaving | Phase::Ending => Ok(()),
         }
     }
 
@@ -411,10 +431,8 @@ impl TaskRunState {
                 OwnerWord::StepStarted { step, .. } | OwnerWord::StepRestarted { step, .. } => {
                     self.mine.insert(step);
                 }
-                OwnerWord::AskPerson { .. }
-                | OwnerWord::Doubt { .. }
-                | OwnerWord::Released
-                | OwnerWord::Finished { .. } => {
+                OwnerWord::Released => return self.released().await,
+                OwnerWord::AskPerson { .. } | OwnerWord::Doubt { .. } | OwnerWord::Finished { .. } => {
                     self.stop();
                     return Ok(());
                 }
@@ -514,6 +532,7 @@ impl TaskRunState {
                 return Ok(());
             }
             let next = self.decide();
+            let Some(next) = self.unless_leaving(next) else { return Ok(()) };
             if self.permits.is_none() && self.needs_permit(&next) {
                 self.prepare();
                 return Ok(());
@@ -944,8 +963,9 @@ impl TaskRunState {
         self.preparing = None;
         self.proposing = None;
         self.deadline = None;
+        self.patience = None;
         let ended = !self.refresh() || self.view.state.is_terminal();
-        let is_late = !ended && self.has_lost_its_lease();
+        let is_late = !ended && !self.gave_away && self.has_lost_its_lease();
         if is_late {
             let unsaid = self.outbox.take_unsaid();
             self.testify_of(unsaid);
