@@ -248,6 +248,7 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         certificate_request: vec![3; 40].into(),
     };
     let propose = v1::ProposeRequest { proposal: vec![4; 8].into(), wait_ms: 5_000 };
+    let hand_over = v1::HandOverRequest { to: Some(2) };
     let alive = v1::KeepAliveRequest { boot: vec![5; 16].into() };
     vec![
         ("append", append.encode_to_vec()),
@@ -257,6 +258,7 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("transfer", transfer.encode_to_vec()),
         ("enrol", enrol.encode_to_vec()),
         ("propose", propose.encode_to_vec()),
+        ("hand-over", hand_over.encode_to_vec()),
         ("keep-alive", alive.encode_to_vec()),
         ("join-token", token_text().into_bytes()),
     ]
@@ -280,6 +282,7 @@ fn again(name: &str, bytes: Vec<u8>) -> Vec<u8> {
         "transfer" => recode::<v1::TransferLeaderRequest>(&bytes),
         "enrol" => recode::<v1::EnrolRequest>(&bytes),
         "propose" => recode::<v1::ProposeRequest>(&bytes),
+        "hand-over" => recode::<v1::HandOverRequest>(&bytes),
         "keep-alive" => recode::<v1::KeepAliveRequest>(&bytes),
         "join-token" => Token::parse(std::str::from_utf8(&bytes).unwrap()).unwrap().text().into_bytes(),
         name => panic!("message {name} is not known"),

@@ -44,9 +44,6 @@ const READ_INDEX_TIMEOUT: Duration = Duration::from_millis(1_500);
 const SPANS_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a registration waits for the session that it begins.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a leader waits for another to take over.
-const TRANSFER_TIMEOUT: Duration = Duration::from_secs(2);
-
 /// What a node tells the cluster when it starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registration {
@@ -244,9 +241,37 @@ impl ClusterHandle {
     /// # Errors
     /// When there is no such node, or no majority of live voters without it.
     pub async fn remove_node(&self, node: NodeId) -> Result<(), ProposeError> {
-        self.propose(Proposal { by: Principal::Operator, command: Command::RemoveNode { node } }, None)
-            .await
-            .map(|_| ())
+        self.operate(Command::RemoveNode { node }).await
+    }
+
+    /// Makes a node count for the quorum, as soon as it has caught up, or no more.
+    ///
+    /// # Errors
+    /// When there is no such node, a voter would not be up, or no majority of live voters would be left.
+    pub async fn set_role(&self, node: NodeId, role: NodeRole) -> Result<(), ProposeError> {
+        self.operate(Command::SetRole { node, role }).await
+    }
+
+    /// Gives a node no more tasks and moves those away that it runs. Steps that another owner would run again are waited
+    /// for as long as the patience lasts, and what must not run twice for as long as it takes.
+    ///
+    /// # Errors
+    /// When there is no such node.
+    pub async fn drain(&self, node: NodeId, patience: Duration) -> Result<(), ProposeError> {
+        let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        self.operate(Command::Drain { node, patience_ms }).await
+    }
+
+    /// Gives a node tasks again.
+    ///
+    /// # Errors
+    /// When there is no such node.
+    pub async fn undrain(&self, node: NodeId) -> Result<(), ProposeError> {
+        self.operate(Command::Undrain { node }).await
+    }
+
+    async fn operate(&self, command: Command) -> Result<(), ProposeError> {
+        self.propose(Proposal { by: Principal::Operator, command }, None).await.map(|_| ())
     }
 
     /// Has this node write a snapshot of what it has applied, and drop the log behind it.
@@ -257,7 +282,7 @@ impl ClusterHandle {
     pub async fn compact(&self) -> Result<(), Unavailable> {
         let raft = self.0.leadership.raft();
         let failed = |error: &dyn std::fmt::Display| Unavailable { reason: format!("write a snapshot: {error}") };
-        let applied = status::metrics(self).last_applied;
+        let applied = raft.metrics().borrow_watched().last_applied;
         raft.trigger().snapshot().await.map_err(|error| failed(&error))?;
         let written = raft.wait(Some(DEADLINE)).metrics(|metrics| metrics.snapshot >= applied, "snapshot").await;
         written.map_err(|error| failed(&error))?;
@@ -490,30 +515,6 @@ impl ClusterHandle {
                 tracing::debug!(%node, "node gave no spans in time");
                 Vec::new()
             }
-        }
-    }
-
-    /// Hands the leadership to a voter that has caught up, if this node leads and there is one.
-    pub(crate) async fn hand_over(&self) {
-        let raft = self.0.leadership.raft();
-        let Some(successor) = status::successor(self) else { return };
-        self.0.leader_sessions.hand_over();
-        if let Err(error) = raft.trigger().transfer_leader(successor.0).await {
-            tracing::warn!(%error, "leadership was not handed over");
-            return;
-        }
-        let me = self.node_id();
-        let mut metrics = raft.server_metrics();
-        let taken = async {
-            while metrics.borrow_and_update().current_leader.is_none_or(|leader| leader == me.0) {
-                if metrics.changed().await.is_err() {
-                    return;
-                }
-            }
-        };
-        if timeout(TRANSFER_TIMEOUT, taken).await.is_err() {
-            self.0.leader_sessions.keep_leading();
-            tracing::warn!(%successor, "leadership was not taken over in time");
         }
     }
 }

@@ -14,6 +14,7 @@ use openraft::{
 use towline_core::{Applied, NodeId, Principal, Proposal, Rejection, Timestamp, TraceContext};
 
 use crate::{
+    health::Applying,
     raft::{LogStore, Raft, StateView, TypeConfig},
     wire::{self, LoggedProposal},
 };
@@ -54,11 +55,12 @@ pub(crate) struct Leadership {
     log: LogStore,
     view: StateView,
     last_stamp: AtomicU64,
+    applying: Applying,
 }
 
 impl Leadership {
     pub(crate) fn new(node: NodeId, raft: Raft, log: LogStore, view: StateView) -> Self {
-        Self { node, raft, log, view, last_stamp: AtomicU64::new(0) }
+        Self { node, raft, log, view, last_stamp: AtomicU64::new(0), applying: Applying::default() }
     }
 
     pub(crate) fn raft(&self) -> &Raft {
@@ -71,6 +73,11 @@ impl Leadership {
 
     pub(crate) fn view(&self) -> &StateView {
         &self.view
+    }
+
+    /// How this node applies what is committed.
+    pub(crate) fn applying(&self) -> &Applying {
+        &self.applying
     }
 
     /// Whom this node takes for the leader.

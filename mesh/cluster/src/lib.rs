@@ -20,6 +20,7 @@ mod format_tests;
 #[doc(hidden)]
 pub mod fuzz;
 mod handle;
+mod health;
 #[doc(hidden)]
 pub mod kill_points;
 mod leader;
@@ -27,10 +28,12 @@ pub mod membership;
 mod peers;
 #[doc(hidden)]
 pub mod raft;
+mod raft_view;
 mod reconcile;
 mod service;
 mod sessions;
 mod status;
+mod transfer;
 mod wal;
 #[doc(hidden)]
 pub mod wire;
@@ -50,6 +53,7 @@ pub use handle::{ClusterHandle, Registration};
 pub use membership::Identity;
 pub use raft::TaskWatch;
 pub use status::{ClusterStatus, DiskHealth, DiskStatus, MemberStatus};
+pub use transfer::TransferError;
 
 use certificates::{Authority, Credentials};
 use handle::Parts;
@@ -108,6 +112,7 @@ impl Cluster {
         tasks.spawn(sessions::keep_alive(handle.clone()));
         tasks.spawn(sessions::watch_deadline(Arc::clone(handle.own_session())));
         tasks.spawn(reconcile::run(handle.clone()));
+        tasks.spawn(health::watch(handle.clone()));
         let cluster = Cluster { handle, tls, authority, tasks, folder };
         cluster.found().await?;
         Ok(cluster)
@@ -142,6 +147,12 @@ impl Cluster {
     #[doc(hidden)]
     pub fn raft(&self) -> &raft::Raft {
         self.handle.leadership().raft()
+    }
+
+    /// Lets this node apply nothing until it is called again, for tests of a state machine that stands still.
+    #[doc(hidden)]
+    pub fn hold_applying(&self, held: bool) {
+        self.handle.leadership().view().hold(held);
     }
 
     /// Returns when this node cannot go on, with the reason: the cluster has removed it, the leader has fenced it off because

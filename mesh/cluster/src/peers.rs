@@ -32,7 +32,7 @@ use crate::{
     fences::Fences,
     handle::ClusterHandle,
     raft::StateView,
-    status,
+    raft_view::RaftView,
 };
 
 /// Largest message between nodes. An append carries about 1 MiB, or one entry with the largest content the core takes
@@ -279,7 +279,7 @@ impl Admission {
 
     /// Whether a node is out: it was removed, and its vote is not needed any more.
     fn is_out(&self, node: NodeId) -> bool {
-        self.cluster.local(|state| state.is_removed(node)) && !status::is_in_raft(&self.cluster, node)
+        self.cluster.local(|state| state.is_removed(node)) && !RaftView::of(&self.cluster).is_member(node.0)
     }
 }
 

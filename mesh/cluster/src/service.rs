@@ -19,7 +19,7 @@ use crate::{
     membership,
     peers::Caller,
     sessions::KeepAlive,
-    wire,
+    transfer, wire,
 };
 
 /// Longest wait that a proposer may ask for: its own deadline is shorter.
@@ -102,6 +102,11 @@ impl v1::peer_server::Peer for PeerService {
             KeepAlive::Removed => return Err(crate::peers::removed(caller)),
         };
         Ok(Response::new(v1::KeepAliveResponse { result: Some(result) }))
+    }
+
+    async fn hand_over(&self, request: Request<v1::HandOverRequest>) -> Result<Response<v1::HandOverResponse>, Status> {
+        let to = request.into_inner().to.map(NodeId);
+        Ok(Response::new(transfer::answer(self.cluster.transfer_as_leader(to).await)))
     }
 
     async fn probe(&self, _: Request<v1::ProbeRequest>) -> Result<Response<v1::ProbeResponse>, Status> {

@@ -183,6 +183,10 @@ impl LeaderSessions {
             Ok(leader) => leader,
             Err(forward) => return KeepAlive::NotLeader(forward.leader_id.map(NodeId)),
         };
+        // What is committed and not applied is of no use to anybody: another node is to lead.
+        if leadership.applying().stall().is_some() {
+            return KeepAlive::Unsure;
+        }
         let mut sessions = self.lock();
         let awake_since = sessions.wake.awake_since();
         let Some(reign) = &mut sessions.reign else { return KeepAlive::Unsure };

@@ -342,7 +342,7 @@ pub enum Rejection {
         node: NodeId,
     },
     /// A node that is not a member.
-    #[error("node {node} is not a member of this cluster")]
+    #[error("node {node} is not a member of this cluster: `towline cluster status` lists its nodes")]
     UnknownNode {
         /// The node.
         node: NodeId,

@@ -52,6 +52,9 @@ pub const MAX_HOPS: u32 = 16;
 /// Tasks that one `NodeLost` or `NodeUp` entry reassigns at most: it bounds the time of one `apply`.
 pub const MAX_REASSIGNED_PER_ENTRY: usize = 1_000;
 
+/// Longest patience of a drain: a step that takes longer is not waited for.
+pub const MAX_PATIENCE_MS: u64 = 24 * 3600 * 1000;
+
 /// Most notes that operators keep: every node holds them all.
 pub const MAX_NOTES: usize = 16_384;
 

@@ -128,8 +128,13 @@ impl LogStore {
 
     /// Whether the log can be written. A full reserve shows as [`LogHealth::Full`], before any write has to wait.
     pub fn health(&self) -> LogHealth {
-        let health = self.0.wal.health();
-        if health == LogHealth::Ok && self.has_room().is_err() { LogHealth::Full } else { health }
+        match self.0.wal.health() {
+            LogHealth::Ok if self.space().is_some_and(|space| space.read_only) => {
+                LogHealth::Failed { detail: format!("file system of {} is read-only", self.0.dir.display()) }
+            }
+            LogHealth::Ok if self.has_room().is_err() => LogHealth::Full,
+            health @ (LogHealth::Ok | LogHealth::Full | LogHealth::Failed { .. }) => health,
+        }
     }
 
     /// Whether there is room for new work. Asked before every proposal, so that work is refused while the log, votes
@@ -151,7 +156,7 @@ impl LogStore {
     }
 
     fn has_reserve(&self, part: u64) -> Result<(), DiskFull> {
-        let Some(Space { free, total }) = self.space() else { return Ok(()) };
+        let Some(Space { free, total, .. }) = self.space() else { return Ok(()) };
         let reserve = DISK_RESERVE_BYTES.min(total / DISK_RESERVE_PART) / part;
         if free < reserve { Err(DiskFull { dir: self.0.dir.clone(), free, reserve }) } else { Ok(()) }
     }

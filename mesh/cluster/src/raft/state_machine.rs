@@ -104,6 +104,7 @@ struct Shared {
     index: watch::Sender<u64>,
     effects: broadcast::Sender<Effect>,
     watched: Arc<Watched>,
+    held: watch::Sender<bool>,
 }
 
 #[derive(Clone, Default)]
@@ -177,6 +178,7 @@ impl StateMachine {
             index: watch::Sender::new(index),
             effects: broadcast::Sender::new(EFFECTS_KEPT),
             watched: Arc::default(),
+            held: watch::Sender::new(false),
         });
         Ok((StateMachine(shared.clone()), StateView(shared)))
     }
@@ -248,6 +250,11 @@ impl StateView {
         reached.expect("the view holds the sender");
     }
 
+    /// Lets nothing be applied while it is held.
+    pub(crate) fn hold(&self, held: bool) {
+        self.0.held.send_replace(held);
+    }
+
     /// Wakes on each change of a task from here on.
     pub fn watch_task(&self, task: TaskId) -> TaskWatch {
         self.0.watched.watch(task)
@@ -279,6 +286,13 @@ impl Shared {
             }
         }
         Ok(responses)
+    }
+
+    async fn let_go(&self) {
+        if *self.held.borrow() {
+            let freed = self.held.subscribe().wait_for(|held| !held).await.map(|_| ());
+            freed.expect("this value holds the sender");
+        }
     }
 
     fn publish(&self, effects: &[Effect], loud: bool) {
@@ -386,6 +400,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     {
         let mut batches = entries.try_ready_chunks(APPLIED_TOGETHER);
         while let Some(batch) = batches.try_next().await.map_err(|TryReadyChunksError(_, error)| error)? {
+            self.0.let_go().await;
             let (entries, responders): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
             let responses = self.0.apply(entries)?;
             for (responder, response) in responders.into_iter().zip(responses) {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{FallocateFlags, fallocate, statvfs},
+    fs::{FallocateFlags, StatVfsMountFlags, fallocate, statvfs},
     io::Errno,
 };
 
@@ -51,6 +51,8 @@ pub(crate) struct Space {
     pub(crate) free: u64,
     /// The whole disk.
     pub(crate) total: u64,
+    /// Whether nothing can be written, as after an error of the disk.
+    pub(crate) read_only: bool,
 }
 
 /// Whether an error says that the disk, or the quota on it, is full.
@@ -105,6 +107,7 @@ impl Disk for OsDisk {
         Ok(Space {
             free: stat.f_bavail.saturating_mul(stat.f_frsize),
             total: stat.f_blocks.saturating_mul(stat.f_frsize),
+            read_only: stat.f_flag.contains(StatVfsMountFlags::RDONLY),
         })
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{State, Wish, done, key};
 use crate::{
     AgentName, Applied, Draining, Effect, Interruption, Node, NodeHealth, NodeId, NodeRole, Rejection, Stamp, Task,
-    TaskId,
+    TaskId, limits,
 };
 
 impl State {
@@ -14,8 +14,8 @@ impl State {
         self.choose(agent, Wish::Except(than)).is_some()
     }
 
-    /// What keeps a task on its node although it could be asked to give it away, in words; none if nothing does for
-    /// longer than a step that may be repeated.
+    /// What keeps a task on its node when that is drained, in words; none if nothing does for longer than a step takes that
+    /// may be repeated.
     pub fn what_holds(&self, task: &Task) -> Option<String> {
         let owner = task.lease.as_ref()?.node;
         if !self.has_another_host(&task.agent, owner) {
@@ -58,6 +58,7 @@ impl State {
     }
 
     pub(super) fn drain(&mut self, id: NodeId, patience_ms: u64, stamp: Stamp) -> Result<Applied, Rejection> {
+        let patience_ms = patience_ms.min(limits::MAX_PATIENCE_MS);
         let node = self.member_that_stays(id)?;
         if node.draining.is_some_and(|draining| draining.patience_ms == patience_ms) {
             return Ok(done(Vec::new()));
