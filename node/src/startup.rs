@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! logs ▸ config ▸ ports ▸ identity ▸ traces ▸ cluster ▸ listeners ▸ mesh ▸ register ▸ ready
-//!      ◂──────────────────────── traces ◂ cluster ◂ listeners ◂ mesh ◂ resign ◂ streams ◂ signal
+//!      ◂───────────── traces ◂ cluster ◂ listeners ◂ mesh ◂ resign ◂ settle ◂ streams ◂ signal
 //! ```
 //! Up to the ports nothing is touched: a wrong file or a taken port leaves no trace. Traces outlive the runtime, so that
 //! the last spans are exported.
@@ -39,6 +39,8 @@ use crate::{
 const REGISTER_PAUSE: Duration = Duration::from_millis(300);
 /// Each step of a stop may take this long. In practice a stop takes well below a second.
 const STOP_STEP: Duration = Duration::from_secs(2);
+/// A call that must not run twice may end within this time: then no task asks whether it happened. Most stops wait for none.
+const STOP_SETTLE: Duration = Duration::from_secs(5);
 /// Runs and connections are told to end; child processes are given a moment before they are killed.
 const STOP_MESH: Duration = Duration::from_secs(5);
 /// The listeners drain connections themselves, within a limit of their own.
@@ -261,6 +263,9 @@ impl Doors {
         self.api.ready.store(false, Ordering::Relaxed);
         self.stopping.cancel();
         if can_resign {
+            if let Some(mesh) = self.api.mesh.lock().await.as_ref() {
+                mesh.settle(STOP_SETTLE).await;
+            }
             within("resign", STOP_STEP, async {
                 if let Err(error) = handle.resign().await {
                     tracing::warn!(error = chain(&error), "resign: the others find out by themselves");

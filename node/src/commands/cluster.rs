@@ -4,7 +4,7 @@ use serde_json::json;
 use towline_cluster::{ClusterStatus, MemberStatus};
 use towline_core::{NodeHealth, NodeRole};
 
-use super::{client::Client, init, snapshot};
+use super::{client::Client, init, members, snapshot};
 use crate::{
     cli::{ClusterCommand, RoleArg, SnapshotCommand},
     error::CliError,
@@ -38,6 +38,11 @@ pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut O
             }
             Ok(output.line(format!("node {node} is removed"))?)
         }
+        ClusterCommand::Promote { node } => members::promote(node, client, output).await,
+        ClusterCommand::Demote { node } => members::demote(node, client, output).await,
+        ClusterCommand::Drain(args) => members::drain(args, client, output).await,
+        ClusterCommand::Undrain { node } => members::undrain(node, client, output).await,
+        ClusterCommand::TransferLeader { to } => members::transfer(to, client, output).await,
         ClusterCommand::Snapshot(SnapshotCommand::Save { file }) => snapshot::save(&file, client, output).await,
         ClusterCommand::Snapshot(SnapshotCommand::Restore { file, node }) => init::restore(&file, &node, output),
     }
@@ -52,13 +57,17 @@ async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
     let leader = status.leader.map_or_else(|| "none".to_owned(), |id| id.to_string());
     output.line(format!("cluster  {} (term {}, leader {leader})", status.cluster, status.term))?;
     output.line(format!("quorum   {}", status.quorum))?;
+    for note in &status.notes {
+        output.line(format!("note     {note}"))?;
+    }
     output.line(format!(
         "log      committed {}, applied {} on this node ({})",
         status.committed, status.applied, status.node
     ))?;
     output.line(format!("disk     {:?}{}", status.disk.health, detail(&status.disk.detail)).to_lowercase())?;
     let rows = status.members.iter().map(|member| row(&status, member)).collect();
-    Ok(output.table(&["NODE", "NAME", "ROLE", "HEALTH", "HTTP", "PEER", "TASKS", "LAG", "VERSION"], rows)?)
+    let header = ["NODE", "NAME", "ROLE", "HEALTH", "HTTP", "PEER", "TASKS", "LAG", "VERSION", "WAITS"];
+    Ok(output.table(&header, rows)?)
 }
 
 fn detail(text: &str) -> String {
@@ -70,6 +79,7 @@ fn row(status: &ClusterStatus, member: &MemberStatus) -> Vec<String> {
         _ if status.leader == Some(member.id) => "leader",
         NodeRole::Voter if member.voting => "voter",
         NodeRole::Voter => "voter (catching up)",
+        NodeRole::Learner if member.voting => "learner (still votes)",
         NodeRole::Learner => "learner",
     };
     let health = match member.health {
@@ -78,15 +88,21 @@ fn row(status: &ClusterStatus, member: &MemberStatus) -> Vec<String> {
         NodeHealth::Up => "up",
         NodeHealth::Lost => "lost",
     };
+    let health = match (member.leaving, member.draining) {
+        (true, _) => format!("{health}, leaving"),
+        (false, true) => format!("{health}, drained"),
+        (false, false) => health.to_owned(),
+    };
     vec![
         member.id.to_string(),
         member.name.clone(),
         role.to_owned(),
-        health.to_owned(),
+        health,
         member.addresses.http.clone(),
         member.addresses.peer.clone(),
         format!("{}/{}", member.load, member.capacity),
         member.lag.map_or_else(|| "-".to_owned(), |lag| lag.to_string()),
         member.version.clone(),
+        member.waits.clone().unwrap_or_default(),
     ]
 }
