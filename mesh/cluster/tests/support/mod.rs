@@ -23,7 +23,7 @@ use towline_core::{
 use uuid::Uuid;
 
 /// No wait in a test is longer.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Some nodes and their data folders.
 pub struct TestCluster {
