@@ -662,6 +662,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::Enrol(_) => "Enrol",
         Command::NodeUp { .. } => "NodeUp",
         Command::NodeLost { .. } => "NodeLost",
+        Command::Certify { .. } => "Certify",
         Command::RemoveNode { .. } => "RemoveNode",
         Command::AssignPending => "AssignPending",
         Command::Sweep => "Sweep",

@@ -177,6 +177,7 @@ fn makes_work(logged: &LoggedProposal) -> bool {
         | Command::Cancel { .. }
         | Command::NodeUp { .. }
         | Command::NodeLost { .. }
+        | Command::Certify { .. }
         | Command::RemoveNode { .. }
         | Command::AssignPending
         | Command::Sweep => false,

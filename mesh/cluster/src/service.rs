@@ -145,6 +145,7 @@ fn may_forward(caller: NodeId, founder: NodeId, proposal: &Proposal) -> bool {
         | Command::Resolve(_)
         | Command::Testify(_)
         | Command::MintToken { .. }
+        | Command::Certify { .. }
         | Command::RemoveNode { .. }
         | Command::Note { .. }
         | Command::NodeUp { .. } => true,
@@ -211,7 +212,7 @@ impl EnrolService {
         let addresses = NodeAddresses { http: request.http, peer: request.peer };
         membership::check_node(&request.name, &addresses)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let enrolment = Enrolment { token_hash, request: id, name: request.name, addresses };
+        let enrolment = Enrolment { token_hash, request: id, name: request.name, addresses, key: None };
         let by = Principal::Node(self.cluster.node_id());
         match self.cluster.propose(Proposal { by, command: Command::Enrol(enrolment) }, None).await {
             Ok(Reply::Enrolled { node, role }) => Ok((node, role)),

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, AgentSpec, BootId, Effect, Enrolment, LateReport, Message, NodeAddresses, NodeId, NodeRole, OwnerReport,
-    Principal, Resolve, StepNo, Submission, TaskId, TaskState, TraceContext, doubt::listed,
+    AgentName, AgentSpec, BootId, Effect, Enrolment, LateReport, Message, NodeAddresses, NodeCertificate, NodeId,
+    NodeRole, OwnerReport, Principal, Resolve, StepNo, Submission, TaskId, TaskState, TraceContext, doubt::listed,
 };
 
 /// A command, and who stands behind it.
@@ -84,6 +84,13 @@ pub enum Command {
         node: NodeId,
         /// The life that ended; a later one is not touched.
         boot: BootId,
+    },
+    /// A node tells of the certificate that it uses, when that is another one than the cluster knows.
+    Certify {
+        /// The node.
+        node: NodeId,
+        /// Its certificate.
+        certificate: NodeCertificate,
     },
     /// Take a node out of the cluster for good.
     RemoveNode {
@@ -313,6 +320,40 @@ pub enum Rejection {
     /// A join token that made another node a member.
     #[error("join token was used by node {node}: make another with `towline cluster join-token`")]
     TokenUsed {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node with this name is a member.
+    #[error(
+        "node name {name:?} is taken by node {node}: choose another node.name, or take that node out with `towline cluster remove {node}`"
+    )]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// Who has it.
+        node: NodeId,
+    },
+    /// A member is reached at this address.
+    #[error(
+        "peer address {peer} belongs to node {node}: change node.listen.peer or node.advertise_peer, or take that node out with `towline cluster remove {node}`"
+    )]
+    AddressTaken {
+        /// The address.
+        peer: String,
+        /// Who has it.
+        node: NodeId,
+    },
+    /// No other node has the key of the cluster's authority yet.
+    #[error(
+        "node {node} alone can sign certificates: every other voter fetches that key within seconds, so try again in a moment"
+    )]
+    OnlySigner {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node keeps its key for as long as it is a member.
+    #[error("node {node} is known by another key: join with an empty data folder, as a new node")]
+    OtherKey {
         /// The node.
         node: NodeId,
     },

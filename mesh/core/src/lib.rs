@@ -37,7 +37,7 @@ pub use content::{Artifact, Content, Message, Metadata, Part, Role};
 pub use digest::Digest;
 pub use doubt::{LateReport, LateResult, Resolution, Resolve, Verdict};
 pub use effect::Effect;
-pub use enrolment::{Enrolment, JoinToken, NodeRole};
+pub use enrolment::{Enrolment, JoinToken, NodeCertificate, NodeKey, NodeRole};
 pub use event::{Event, EventKind};
 pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, TaskId, VShard};
 pub use journal::{Asked, Doubt, Intent, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage};

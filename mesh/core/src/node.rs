@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-use crate::{AgentName, BootId, NodeId, NodeRole, Timestamp};
+use crate::{AgentName, BootId, NodeCertificate, NodeId, NodeRole, Timestamp};
 
 /// Where a node is reached.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,4 +51,7 @@ pub struct Node {
     /// It is removed as soon as its session has ended: until then it may still act.
     #[serde(default)]
     pub leaving: bool,
+    /// None where an earlier version enrolled it, until it says so itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<NodeCertificate>,
 }

@@ -12,7 +12,7 @@ pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> 
         Command::MintToken { .. } | Command::RemoveNode { .. } | Command::Resolve(_) | Command::Note { .. } => {
             *by == Principal::Operator
         }
-        Command::NodeUp { node, .. } => *by == Principal::Node(*node),
+        Command::NodeUp { node, .. } | Command::Certify { node, .. } => *by == Principal::Node(*node),
         Command::Report(_)
         | Command::Testify(_)
         | Command::Found { .. }

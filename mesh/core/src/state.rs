@@ -7,14 +7,15 @@ use std::{
 };
 
 use crate::{
-    Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Enrolment, Epoch,
-    EventKind, JoinToken, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note,
-    Outcome, OwnerReport, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task, TaskId,
-    TaskState, TaskStatus, Timestamp, Turn, VShard, limits, note::Notes, policy, task,
+    Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Epoch, EventKind,
+    JoinToken, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note, Outcome,
+    OwnerReport, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task, TaskId, TaskState,
+    TaskStatus, Timestamp, Turn, VShard, limits, note::Notes, policy, task,
 };
 
 mod dedup;
 mod doubt;
+mod enrolment;
 
 use dedup::{Expiring, Sent};
 
@@ -121,6 +122,7 @@ impl State {
                 self.node_up(node, news, agents, stamp)
             }
             Command::NodeLost { node, boot } => Ok(self.node_lost(node, boot, stamp)),
+            Command::Certify { node, certificate } => self.certify(node, certificate),
             Command::RemoveNode { node } => self.remove_node(node, stamp),
             Command::AssignPending => Ok(done(self.assign_pending(stamp))),
             Command::Sweep => Ok(self.sweep(stamp)),
@@ -237,6 +239,11 @@ impl State {
     /// Whether a join token with this hash was made and not yet swept.
     pub fn knows_token(&self, hash: &str) -> bool {
         self.tokens.contains_key(hash)
+    }
+
+    /// The hashes of the join tokens that were made and not yet swept.
+    pub fn token_hashes(&self) -> impl Iterator<Item = &str> {
+        self.tokens.keys().map(String::as_str)
     }
 
     /// Whether a sweep would remove something at this time.
@@ -459,31 +466,6 @@ impl State {
         Ok(done(Vec::new()))
     }
 
-    fn mint(&mut self, hash: String, role: NodeRole, ttl_ms: u64, stamp: Stamp) -> Result<Applied, Rejection> {
-        let expires = Timestamp(stamp.at.0.saturating_add(ttl_ms));
-        self.tokens.entry(hash).or_insert(JoinToken { role, expires, used: None });
-        Ok(done(Vec::new()))
-    }
-
-    fn enrol(&mut self, enrolment: Enrolment, stamp: Stamp) -> Result<Applied, Rejection> {
-        let token = self.tokens.get_mut(&enrolment.token_hash).ok_or(Rejection::UnknownToken)?;
-        let role = token.role;
-        if let Some((request, node)) = token.used {
-            return if request == enrolment.request {
-                Ok(Applied { reply: Reply::Enrolled { node, role }, effects: Vec::new() })
-            } else {
-                Err(Rejection::TokenUsed { node })
-            };
-        }
-        if token.expires <= stamp.at {
-            return Err(Rejection::TokenExpired);
-        }
-        let node = NodeId(stamp.index);
-        token.used = Some((enrolment.request, node));
-        self.nodes.insert(node, new_node(node, enrolment.name, role, enrolment.addresses, stamp.at));
-        Ok(Applied { reply: Reply::Enrolled { node, role }, effects: Vec::new() })
-    }
-
     fn node_up(
         &mut self,
         id: NodeId,
@@ -546,6 +528,7 @@ impl State {
         }
         self.member(id)?;
         self.keeps_quorum_without(id)?;
+        self.keeps_a_signer_without(id)?;
         let mut effects = Vec::new();
         let node = self.member(id)?;
         node.leaving = true;
@@ -806,6 +789,7 @@ fn new_node(id: NodeId, name: String, role: NodeRole, addresses: NodeAddresses, 
         capacity: 0,
         declares: BTreeSet::new(),
         leaving: false,
+        certificate: None,
     }
 }
 

@@ -301,7 +301,7 @@ fn perform(log: &mut Log, op: &Op) -> Option<Result<Applied, Rejection>> {
             Some(log.node(1, Command::Sweep))
         }
         Op::Enrol { position, token } => {
-            Some(log.node(1, Command::Enrol(enrolment(&format!("token-{token}"), *position))))
+            Some(log.node(1, Command::Enrol(enrolment_with_key(&format!("token-{token}"), *position))))
         }
         Op::Mint { token } => {
             let hash = format!("token-{token}");

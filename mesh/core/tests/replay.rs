@@ -58,6 +58,7 @@ fn the_kept_log_shows_every_kind_of_command() {
         [
             "assign_pending",
             "cancel",
+            "certify",
             "continue",
             "enrol",
             "found",
@@ -180,6 +181,10 @@ fn eventful_day() -> Log {
     log.node(1, Command::Sweep).unwrap();
     let note = Command::Note { key: "motto".into(), value: "nothing is lost".into(), version: 1 };
     log.operator(note).unwrap();
+    log.operator(Command::MintToken { hash: "again".into(), role: NodeRole::Learner, ttl_ms: 60_000 }).unwrap();
+    log.node(1, Command::Enrol(enrolment_with_key("again", 9))).unwrap();
+    let certificate = NodeCertificate { key: node_key(1), ends: Some(Timestamp(2_000_000)), signs: true };
+    log.node(1, Command::Certify { node: NodeId(1), certificate }).unwrap();
     log
 }
 
@@ -194,6 +199,7 @@ fn kind(command: &Command) -> &'static str {
         Command::Enrol(_) => "enrol",
         Command::NodeUp { .. } => "node_up",
         Command::NodeLost { .. } => "node_lost",
+        Command::Certify { .. } => "certify",
         Command::RemoveNode { .. } => "remove_node",
         Command::AssignPending => "assign_pending",
         Command::Sweep => "sweep",

@@ -345,6 +345,7 @@ async fn propose(
         | Command::Enrol(_)
         | Command::NodeUp { .. }
         | Command::NodeLost { .. }
+        | Command::Certify { .. }
         | Command::RemoveNode { .. }
         | Command::AssignPending
         | Command::Sweep
