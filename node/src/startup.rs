@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use towline_actors::Mesh;
 use towline_cluster::{
     Cluster, ClusterError, ClusterHandle, ClusterOptions, ProposeError, Registration,
-    membership::{self, Identity},
+    membership::{self, Identity, Joining},
 };
 use towline_core::{AgentName, NodeAddresses};
 
@@ -125,8 +125,14 @@ async fn identity(config: &NodeConfig, ports: &Ports, join: Option<(String, Stri
             identity
         }
         (None, Some((address, token))) => {
-            let joined = membership::join(data, &address, &token, &config.node.name, ports.advertised.clone()).await;
-            joined.map_err(cluster_error)?
+            let joining = Joining {
+                address: &address,
+                token: &token,
+                cluster_name: config.cluster.as_deref(),
+                node_name: &config.node.name,
+                addresses: ports.advertised.clone(),
+            };
+            membership::join_as(data, joining).await.map_err(cluster_error)?
         }
         (None, None) => return Err(no_identity(data)),
     };
@@ -137,7 +143,7 @@ async fn identity(config: &NodeConfig, ports: &Ports, join: Option<(String, Stri
 fn no_identity(data: &Path) -> CliError {
     CliError::Usage(format!(
         "data folder {} belongs to no cluster: found one with `towline init --name CLUSTER`, or join one with \
-         `--join ADDR --token TOKEN` (a token is made with `towline cluster join-token`)",
+         `--join ADDR` and a token in TOWLINE_TOKEN (`towline cluster join-token` at a member makes one)",
         data.display()
     ))
 }
@@ -190,6 +196,7 @@ async fn serve(config: NodeConfig, ports: Ports, stop: CancellationToken) -> Res
         data: config.node.data.clone(),
         addresses: ports.advertised.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        certificate_life: config.certificate_life,
     };
     let cluster = Cluster::start(options).await.map_err(cluster_error)?;
     let handle = cluster.handle();

@@ -2,7 +2,7 @@
 
 use std::{env, path::PathBuf, time::Duration};
 
-use towline_cluster::{Cluster, ClusterOptions, Registration, membership};
+use towline_cluster::{CERTIFICATE_LIFE, Cluster, ClusterOptions, Registration, membership};
 use towline_core::{
     AgentSpec, Command, Message, NodeAddresses, Part, Placement, Principal, Proposal, Role, Submission, TaskId,
     TraceContext, VShard,
@@ -43,7 +43,8 @@ fn found(data: &std::path::Path) {
 }
 
 async fn start(data: PathBuf) -> Cluster {
-    let options = ClusterOptions { data, addresses: addresses(), version: "test".to_owned() };
+    let (addresses, version) = (addresses(), "test".to_owned());
+    let options = ClusterOptions { data, addresses, version, certificate_life: CERTIFICATE_LIFE };
     let cluster = Cluster::start(options).await.unwrap();
     let agent = AgentSpec {
         name: "reader".parse().unwrap(),

@@ -20,7 +20,7 @@ use towline_proto::v1;
 
 use crate::{
     archive,
-    membership::Token,
+    joining::Token,
     raft::{RaftEntry, RaftLeaderId, RaftLogId, RaftMembership, RaftSnapshotMeta, RaftStoredMembership, RaftVote},
     wal::{EntryId, Record, Wal, disk::OsDisk},
     wire::{self, LoggedProposal},
@@ -240,13 +240,27 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
     let header = Some(v1::SnapshotHeader { vote: vote(), meta, size: 9 });
     let transfer = v1::TransferLeaderRequest { from_leader: vote(), to_node: 2, last_log_id: log_id() };
     let enrol = v1::EnrolRequest {
-        secret: vec![1; 32].into(),
         request: vec![2; 16].into(),
         name: "b".into(),
         http: "http://127.0.0.1:1".into(),
         peer: "127.0.0.1:2".into(),
         certificate_request: vec![3; 40].into(),
+        token: vec![1; 32].into(),
+        cluster_name: "prod".into(),
+        proof: vec![7; 32].into(),
+        forwarded: true,
     };
+    let node = v1::roster::Node { id: 9, key: "key".into(), peer: "127.0.0.1:2".into() };
+    let member = v1::enrol_response::Member {
+        cluster: vec![8; 16].into(),
+        cluster_name: "prod".into(),
+        node: 9,
+        certificate: vec![9; 40].into(),
+        roster: Some(v1::Roster { index: 9, nodes: vec![node] }),
+        proof: vec![7; 32].into(),
+    };
+    let enrolled = v1::EnrolResponse { result: Some(v1::enrol_response::Result::Member(member)) };
+    let renew = v1::RenewRequest { node: 9, certificate_request: vec![3; 40].into(), forwarded: true };
     let propose = v1::ProposeRequest { proposal: vec![4; 8].into(), wait_ms: 5_000 };
     let alive = v1::KeepAliveRequest { boot: vec![5; 16].into() };
     vec![
@@ -256,6 +270,8 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("snapshot-chunk", v1::SnapshotChunk { header, data: vec![6; 9].into() }.encode_to_vec()),
         ("transfer", transfer.encode_to_vec()),
         ("enrol", enrol.encode_to_vec()),
+        ("enrolled", enrolled.encode_to_vec()),
+        ("renew", renew.encode_to_vec()),
         ("propose", propose.encode_to_vec()),
         ("keep-alive", alive.encode_to_vec()),
         ("join-token", token_text().into_bytes()),
@@ -279,6 +295,8 @@ fn again(name: &str, bytes: Vec<u8>) -> Vec<u8> {
         "snapshot-chunk" => recode::<v1::SnapshotChunk>(&bytes),
         "transfer" => recode::<v1::TransferLeaderRequest>(&bytes),
         "enrol" => recode::<v1::EnrolRequest>(&bytes),
+        "enrolled" => recode::<v1::EnrolResponse>(&bytes),
+        "renew" => recode::<v1::RenewRequest>(&bytes),
         "propose" => recode::<v1::ProposeRequest>(&bytes),
         "keep-alive" => recode::<v1::KeepAliveRequest>(&bytes),
         "join-token" => Token::parse(std::str::from_utf8(&bytes).unwrap()).unwrap().text().into_bytes(),

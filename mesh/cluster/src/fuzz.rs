@@ -5,7 +5,7 @@ use bytes::Bytes;
 use prost::Message;
 use towline_proto::v1;
 
-use crate::{archive, certificates::CertificateRequest, membership::Token, wal, wire};
+use crate::{archive, certificates::CertificateRequest, joining::Token, wal, wire};
 
 /// A log entry.
 pub fn entry(bytes: &[u8]) {

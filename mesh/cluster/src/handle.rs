@@ -18,11 +18,14 @@ use towline_trace::{Kind, Span, SpanRecord, names};
 use uuid::Uuid;
 
 use crate::{
-    ClusterStatus, Identity, ProposeError, TaskWatch, Unavailable,
-    certificates::CertificateDer,
+    ClusterStatus, Identity, PeerIdentity, ProposeError, TaskWatch, Unavailable,
+    credentials::Credentials,
+    enrolment::Signer,
+    joining::Token,
+    keeper::Trouble,
     leader::{Leadership, ReadIndex, Written},
-    membership::Token,
     peers::{self, Lane, Peers},
+    roster::{NotAdmitted, Roster},
     sessions::{LeaderSessions, OwnSession},
     status,
     wire::{self, WireError},
@@ -44,6 +47,10 @@ const READ_INDEX_TIMEOUT: Duration = Duration::from_millis(1_500);
 const SPANS_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a registration waits for the session that it begins.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a voter may take to fetch the key of the authority: it looks twice a second.
+const HEIR_PATIENCE: Duration = Duration::from_secs(6);
+/// Between two looks whether one has.
+const HEIR_PAUSE: Duration = Duration::from_millis(500);
 /// How long a leader waits for another to take over.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -61,7 +68,9 @@ pub(crate) struct Inner {
     pub(crate) identity: Identity,
     pub(crate) boot: BootId,
     pub(crate) options: crate::ClusterOptions,
-    pub(crate) authority: CertificateDer<'static>,
+    pub(crate) credentials: Arc<Credentials>,
+    pub(crate) signer: Signer,
+    pub(crate) trouble: Trouble,
     pub(crate) leadership: Leadership,
     pub(crate) peers: Arc<Peers>,
     pub(crate) leader_sessions: LeaderSessions,
@@ -74,7 +83,8 @@ pub(crate) struct Inner {
 pub(crate) struct Parts {
     pub(crate) identity: Identity,
     pub(crate) options: crate::ClusterOptions,
-    pub(crate) authority: CertificateDer<'static>,
+    pub(crate) credentials: Arc<Credentials>,
+    pub(crate) signer: Signer,
     pub(crate) leadership: Leadership,
     pub(crate) peers: Arc<Peers>,
     pub(crate) http: reqwest::Client,
@@ -86,12 +96,14 @@ pub struct ClusterHandle(Arc<Inner>);
 
 impl ClusterHandle {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { identity, options, authority, leadership, peers, http } = parts;
+        let Parts { identity, options, credentials, signer, leadership, peers, http } = parts;
         Self(Arc::new(Inner {
             identity,
             boot: BootId::from_uuid(Uuid::now_v7()),
             options,
-            authority,
+            credentials,
+            signer,
+            trouble: Trouble::default(),
             leadership,
             peers,
             leader_sessions: LeaderSessions::default(),
@@ -231,7 +243,7 @@ impl ClusterHandle {
     /// # Errors
     /// As for [`ClusterHandle::propose`].
     pub async fn mint_token(&self, role: NodeRole, ttl: Duration) -> Result<String, ProposeError> {
-        let token = Token::make(&self.0.authority)
+        let token = Token::make(self.0.credentials.authority())
             .map_err(|error| ProposeError::Unavailable { reason: error.to_string(), retry_after: RETRY_AFTER })?;
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
         let command = Command::MintToken { hash: token.hash(), role, ttl_ms };
@@ -240,13 +252,21 @@ impl ClusterHandle {
     }
 
     /// Takes a node out of the cluster for good. It is a member until its session has ended: until then it may still act.
+    /// Where it alone can sign certificates, another voter is given the time to fetch the key for that.
     ///
     /// # Errors
-    /// When there is no such node, or no majority of live voters without it.
+    /// When there is no such node, or without it no majority of live voters or nobody who can sign.
     pub async fn remove_node(&self, node: NodeId) -> Result<(), ProposeError> {
-        self.propose(Proposal { by: Principal::Operator, command: Command::RemoveNode { node } }, None)
-            .await
-            .map(|_| ())
+        let give_up = Instant::now() + HEIR_PATIENCE;
+        loop {
+            let proposal = Proposal { by: Principal::Operator, command: Command::RemoveNode { node } };
+            match self.propose(proposal, None).await {
+                Err(ProposeError::Rejected(Rejection::OnlySigner { .. })) if Instant::now() < give_up => {
+                    tokio::time::sleep(HEIR_PAUSE).await;
+                }
+                removed => return removed.map(|_| ()),
+            }
+        }
     }
 
     /// Has this node write a snapshot of what it has applied, and drop the log behind it.
@@ -275,6 +295,37 @@ impl ClusterHandle {
     /// Base URL of a node's peer listener, for [`ClusterHandle::peer_http`].
     pub fn peer_url(&self, node: NodeId) -> Option<String> {
         peers::node_url(self.0.peers.book(), node, &self.0.identity.cluster_name)
+    }
+
+    /// `host:port` at which other nodes reach this one.
+    pub fn own_peer_address(&self) -> &str {
+        &self.0.options.addresses.peer
+    }
+
+    /// The node behind a connection to the peer listener, if it is a member.
+    ///
+    /// # Errors
+    /// Why it is not let in.
+    pub fn admit(&self, identity: Option<&PeerIdentity>) -> Result<NodeId, NotAdmitted> {
+        let certified = identity.and_then(|identity| identity.0.as_ref()).ok_or(NotAdmitted::NoCertificate)?;
+        self.roster().check(certified).map(|()| certified.node)
+    }
+
+    pub(crate) fn credentials(&self) -> &Credentials {
+        &self.0.credentials
+    }
+
+    pub(crate) fn roster(&self) -> &Arc<Roster> {
+        self.0.credentials.roster()
+    }
+
+    pub(crate) fn signer(&self) -> &Signer {
+        &self.0.signer
+    }
+
+    /// What stands in the way of a renewal of this node's certificate.
+    pub(crate) fn trouble(&self) -> &Trouble {
+        &self.0.trouble
     }
 
     pub(crate) fn identity(&self) -> &Identity {
@@ -406,7 +457,7 @@ impl ClusterHandle {
         }
         let mut client = self.0.peers.peer(leader, Lane::Calls);
         let attempt = match timeout(wait, client.propose(request)).await {
-            Err(_) => Attempt::unknown(format!("node {leader} did not answer within {wait:?}")),
+            Err(_) => Attempt::unknown(format!("node {leader} did not answer in time")),
             Ok(Ok(answer)) => written(leader, answer.into_inner()),
             Ok(Err(status)) => failed_forward(leader, &status),
         };

@@ -126,7 +126,10 @@ impl Leadership {
 
     async fn append(&self, logged: LoggedProposal, wait: Duration) -> Written {
         match tokio::time::timeout(wait, self.raft.client_write(logged)).await {
-            Err(_) => Written::Unknown(format!("leader {} saw no commit within {wait:?}", self.node)),
+            Err(_) => Written::Unknown(format!(
+                "leader {} saw no commit in time: is a majority of the voters up and connected?",
+                self.node
+            )),
             Ok(Ok(response)) => match response.data.outcome {
                 Some(outcome) => Written::Applied { index: response.data.index, outcome },
                 None => Written::Unknown("the entry was applied as one of Raft's own".to_owned()),

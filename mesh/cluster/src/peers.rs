@@ -23,15 +23,17 @@ use tonic::{
     service::{Interceptor, interceptor::InterceptedService},
     transport::{Channel, Endpoint, Uri},
 };
-use towline_core::{NodeAddresses, NodeId, Rejection};
-use towline_proto::v1::{peer_client::PeerClient, raft_client::RaftClient};
+use towline_core::{NodeAddresses, NodeId};
+use towline_proto::v1::{enrol_client::EnrolClient, peer_client::PeerClient, raft_client::RaftClient};
 
 use crate::{
     ClusterError, PeerIdentity,
-    certificates::{self, Alpn, Credentials},
+    certificates::{self, CertifiedNode},
+    credentials::{self, Alpn, Credentials},
     fences::Fences,
     handle::ClusterHandle,
     raft::StateView,
+    roster::NotAdmitted,
     status,
 };
 
@@ -148,6 +150,16 @@ impl Peers {
             .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 
+    /// A client of a node's enrolment service, on a connection of its own: it may have to do without a certificate.
+    pub(crate) fn enrol(
+        &self,
+        node: NodeId,
+        credentials: &Credentials,
+    ) -> Result<EnrolClient<PeerChannel>, ClusterError> {
+        let tls = TlsConnector::from(Arc::new(credentials.renewing_config()?));
+        Ok(EnrolClient::new(self.make_channel(node, tls)))
+    }
+
     /// Whether a node's machine refuses connections to its peer listener: no process listens there.
     pub(crate) async fn refuses(&self, node: NodeId) -> bool {
         let Some(address) = self.book.peer(node) else { return false };
@@ -157,12 +169,12 @@ impl Peers {
 
     fn channel(&self, node: NodeId, lane: Lane) -> PeerChannel {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
-        channels.entry((node, lane)).or_insert_with(|| self.make_channel(node)).clone()
+        channels.entry((node, lane)).or_insert_with(|| self.make_channel(node, self.tls.clone())).clone()
     }
 
-    fn make_channel(&self, node: NodeId) -> PeerChannel {
+    fn make_channel(&self, node: NodeId, tls: TlsConnector) -> PeerChannel {
         let book = Arc::clone(&self.book);
-        node_channel(node, &self.cluster_name, self.tls.clone(), Arc::new(move || book.peer(node)))
+        node_channel(node, &self.cluster_name, tls, Arc::new(move || book.peer(node)))
     }
 }
 
@@ -189,13 +201,10 @@ type FindAddress = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// A channel to a member whose id is not known, for a node that has no certificate yet.
 pub(crate) fn joining_channel(address: &str, authority: &CertificateDer<'static>) -> Result<Channel, ClusterError> {
-    let invalid = |reason| ClusterError::Invalid { what: "address to join", value: address.to_owned(), reason };
-    if !is_host_and_port(address) {
-        return Err(invalid("must be HOST:PORT of a member's peer listener"));
-    }
+    check_join_address(address)?;
     let address = address.to_owned();
     let dial = Dial {
-        tls: TlsConnector::from(Arc::new(certificates::joining_config(authority)?)),
+        tls: TlsConnector::from(Arc::new(credentials::joining_config(authority)?)),
         name: certificates::member_name(),
         address: Arc::new(move || Some(address.clone())),
     };
@@ -204,6 +213,15 @@ pub(crate) fn joining_channel(address: &str, authority: &CertificateDer<'static>
         value: String::new(),
         reason: "makes no URI",
     })
+}
+
+/// Refuses what cannot be dialled.
+pub(crate) fn check_join_address(address: &str) -> Result<(), ClusterError> {
+    if is_host_and_port(address) {
+        return Ok(());
+    }
+    let reason = "must be HOST:PORT of a member's peer listener, as in 10.0.0.1:7421";
+    Err(ClusterError::Invalid { what: "address to join", value: address.to_owned(), reason })
 }
 
 /// Whether text is `host:port`.
@@ -277,30 +295,37 @@ impl Admission {
         Self { node: cluster.node_id(), cluster }
     }
 
-    /// Whether a node is out: it was removed, and its vote is not needed any more.
-    fn is_out(&self, node: NodeId) -> bool {
-        self.cluster.local(|state| state.is_removed(node)) && !status::is_in_raft(&self.cluster, node)
+    /// The node behind a certificate. One that was removed is heard as long as its vote may be needed to see it out.
+    fn admit(&self, certified: Option<&CertifiedNode>) -> Result<NodeId, NotAdmitted> {
+        let certified = certified.ok_or(NotAdmitted::NoCertificate)?;
+        match self.cluster.roster().check(certified) {
+            Err(NotAdmitted::Removed { node }) if status::is_in_raft(&self.cluster, node) => Ok(node),
+            checked => checked.map(|()| certified.node),
+        }
     }
 }
 
-/// The answer to a node that was removed; it ends itself on hearing it.
-pub(crate) fn removed(node: NodeId) -> Status {
-    Status::permission_denied(Rejection::NodeRemoved { node }.to_string())
+/// The answer to a node that is not let in. One that was removed ends itself on hearing so.
+pub(crate) fn refusal(refused: &NotAdmitted) -> Status {
+    let text = refused.to_string();
+    match refused {
+        NotAdmitted::NoCertificate | NotAdmitted::OtherKey { .. } => Status::unauthenticated(text),
+        NotAdmitted::Removed { .. } => Status::permission_denied(text),
+        NotAdmitted::Unknown { .. } => Status::unavailable(text),
+    }
 }
 
 impl Interceptor for Admission {
     fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, Status> {
-        let caller = request.extensions().get::<PeerIdentity>().and_then(|identity| identity.0);
-        let Some(caller) = caller else {
-            return Err(Status::unauthenticated("this service is for nodes with a certificate of the cluster"));
-        };
+        let certified = request.extensions().get::<PeerIdentity>().and_then(|identity| identity.0.as_ref());
+        if certified.is_none() {
+            return Err(refusal(&NotAdmitted::NoCertificate));
+        }
         let meant = request.metadata().get(TARGET).and_then(|id| id.to_str().ok()).and_then(|id| id.parse().ok());
         if meant != Some(self.node.0) {
             return Err(Status::failed_precondition(format!("this is node {}, another was meant", self.node)));
         }
-        if self.is_out(caller) {
-            return Err(removed(caller));
-        }
+        let caller = self.admit(certified).map_err(|refused| refusal(&refused))?;
         request.extensions_mut().insert(Caller(caller));
         Ok(request)
     }
@@ -314,6 +339,18 @@ pub(crate) fn never_sent(status: &Status) -> bool {
 /// The last cause of a failed call: what the network or TLS said.
 pub(crate) fn root_cause(status: &Status) -> String {
     chain(status).last().map_or_else(|| status.message().to_owned(), ToString::to_string)
+}
+
+/// What TLS said, if a dial failed by it.
+pub(crate) fn tls_error(status: &Status) -> Option<&rustls::Error> {
+    chain(status)
+        .filter_map(|error| error.downcast_ref::<io::Error>())
+        .find_map(|error| error.get_ref()?.downcast_ref())
+}
+
+/// What kind of error the network gave, if a dial failed by it.
+pub(crate) fn io_error_kind(status: &Status) -> Option<io::ErrorKind> {
+    chain(status).find_map(|error| error.downcast_ref::<io::Error>()).map(io::Error::kind)
 }
 
 fn chain(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {

@@ -472,7 +472,7 @@ impl OwnSession {
     }
 
     /// The cluster has removed this node.
-    fn end_for_good(&self) {
+    pub(crate) fn end_for_good(&self) {
         self.end();
         self.removed.send_replace(true);
     }

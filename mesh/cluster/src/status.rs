@@ -40,6 +40,9 @@ pub struct ClusterStatus {
     /// How many results of owners whose lease had ended were kept as evidence, and not applied.
     #[serde(default)]
     pub late_results: u64,
+    /// What stands in the way of renewing the certificate of this node.
+    #[serde(default)]
+    pub certificate_trouble: Option<String>,
 }
 
 /// One node of the cluster.
@@ -71,6 +74,12 @@ pub struct MemberStatus {
     pub matched: Option<u64>,
     /// How many entries it is behind; only the leader knows.
     pub lag: Option<u64>,
+    /// When its certificate ends, in milliseconds since the Unix epoch; it is renewed before.
+    #[serde(default)]
+    pub certificate_ends_ms: Option<u64>,
+    /// Whether it can sign certificates, and so take nodes in.
+    #[serde(default)]
+    pub signs: bool,
 }
 
 /// Whether a node can write its log.
@@ -111,6 +120,7 @@ pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
         applied: metrics.last_applied.map_or(0, |log_id| log_id.index),
         disk: disk(cluster),
         late_results: cluster.local(towline_core::State::late_results),
+        certificate_trouble: cluster.trouble().get(),
     }
 }
 
@@ -161,6 +171,8 @@ fn member(node: &Node, load: usize, cluster: &ClusterHandle, metrics: &Metrics, 
         load,
         matched,
         lag: matched.map(|matched| last.saturating_sub(matched)),
+        certificate_ends_ms: node.certificate.as_ref().and_then(|certificate| certificate.ends).map(|ends| ends.0),
+        signs: node.certificate.as_ref().is_some_and(|certificate| certificate.signs),
     }
 }
 
@@ -264,6 +276,8 @@ mod tests {
             load: 0,
             matched: None,
             lag: None,
+            certificate_ends_ms: None,
+            signs: false,
         };
         quorums.words(&up.iter().map(member).collect::<Vec<_>>())
     }
