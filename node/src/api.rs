@@ -197,13 +197,17 @@ async fn join_token(
         RoleName::Learner => NodeRole::Learner,
     };
     let token = api.cluster.mint_token(role, ttl).await?;
-    Ok(Json(json!({ "token": token, "ttl_ms": request.ttl_ms })).into_response())
+    let join = api.cluster.own_peer_address();
+    Ok(Json(json!({ "join": join, "token": token, "ttl_ms": request.ttl_ms })).into_response())
 }
 
 async fn remove_node(State(api): State<Arc<Api>>, Path(node): Path<u64>) -> Result<Response, ApiError> {
     api.cluster.remove_node(NodeId(node)).await?;
-    let keeps_authority = api.cluster.local(|state| state.founder() == NodeId(node));
-    Ok(Json(json!({ "keeps_authority": keeps_authority, "removed": node })).into_response())
+    let signs = |other: &towline_core::Node| {
+        other.id != NodeId(node) && other.certificate.as_ref().is_some_and(|certificate| certificate.signs)
+    };
+    let others_sign = api.cluster.local(|state| state.nodes().any(signs));
+    Ok(Json(json!({ "others_sign": others_sign, "removed": node })).into_response())
 }
 
 fn task_id(text: &str) -> Result<TaskId, ApiError> {

@@ -64,7 +64,7 @@ pub enum Command {
     Init(InitArgs),
     /// Runs one node of a cluster
     #[command(
-        after_help = "Examples:\n  towline node -c towline.yaml\n  towline node -c towline.yaml --join 10.0.0.1:7421 --token T\n  towline node -c towline.yaml --set node.listen.http=127.0.0.1:7520"
+        after_help = "Examples:\n  towline node -c towline.yaml\n  TOWLINE_TOKEN=T towline node -c towline.yaml --join 10.0.0.1:7421\n  towline node -c towline.yaml --set node.listen.http=127.0.0.1:7520"
     )]
     Node(NodeArgs),
     /// Sends a message to an agent and shows what comes of it
@@ -126,7 +126,7 @@ pub struct NodeArgs {
     /// Joins the cluster of the node whose peer listener is at ADDR; does nothing if this node is a member
     #[arg(long, value_name = "ADDR", requires = "token")]
     pub join: Option<String>,
-    /// The join token, made with `towline cluster join-token`
+    /// The join token, made with `towline cluster join-token`; in the environment it is in no list of processes
     #[arg(long, value_name = "TOKEN", env = "TOWLINE_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
     /// Puts VALUE over the setting PATH of the file and of the environment; may be given again

@@ -24,7 +24,15 @@ pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut O
             if output.is_json() {
                 return Ok(output.json(&answer)?);
             }
-            output.note("good for one node; on it: towline node -c FILE --join THIS_NODE:PEER_PORT --token TOKEN");
+            let address = answer["join"].as_str().unwrap_or("PEER_ADDRESS_OF_A_MEMBER");
+            output.note("good for one node; on that one, so that the token is in no list of processes:");
+            output.note("  read -r TOWLINE_TOKEN && export TOWLINE_TOKEN      # paste the token");
+            output.note(format!("  towline node -c FILE --join {address}"));
+            if is_loopback(address) {
+                output.note(format!(
+                    "{address} is reached from this machine only: for nodes on others set node.listen.peer or node.advertise_peer"
+                ));
+            }
             Ok(output.line(answer["token"].as_str().unwrap_or_default())?)
         }
         ClusterCommand::Remove { node } => {
@@ -33,8 +41,11 @@ pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut O
                 return Ok(output.json(&answer)?);
             }
             output.note("it stops within two seconds if it runs; its data folder is of no more use");
-            if answer["keeps_authority"] == true {
-                output.note("it kept the key that signs certificates: no further node can join this cluster");
+            if answer["others_sign"] == false {
+                output.note(
+                    "no other node has the key that signs certificates: no node can join, and certificates cannot be \
+                     renewed; begin a new cluster with `towline cluster snapshot save` and `restore` before they end",
+                );
             }
             Ok(output.line(format!("node {node} is removed"))?)
         }
@@ -57,8 +68,12 @@ async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
         status.committed, status.applied, status.node
     ))?;
     output.line(format!("disk     {:?}{}", status.disk.health, detail(&status.disk.detail)).to_lowercase())?;
+    if let Some(trouble) = &status.certificate_trouble {
+        output.line(format!("trouble  {trouble}"))?;
+    }
     let rows = status.members.iter().map(|member| row(&status, member)).collect();
-    Ok(output.table(&["NODE", "NAME", "ROLE", "HEALTH", "HTTP", "PEER", "TASKS", "LAG", "VERSION"], rows)?)
+    Ok(output
+        .table(&["NODE", "NAME", "ROLE", "HEALTH", "HTTP", "PEER", "TASKS", "LAG", "CERTIFICATE", "VERSION"], rows)?)
 }
 
 fn detail(text: &str) -> String {
@@ -87,6 +102,22 @@ fn row(status: &ClusterStatus, member: &MemberStatus) -> Vec<String> {
         member.addresses.peer.clone(),
         format!("{}/{}", member.load, member.capacity),
         member.lag.map_or_else(|| "-".to_owned(), |lag| lag.to_string()),
+        certificate(member),
         member.version.clone(),
     ]
+}
+
+/// Until when its certificate is good, and whether it signs those of others.
+fn certificate(member: &MemberStatus) -> String {
+    let ends = member.certificate_ends_ms.and_then(|ms| i64::try_from(ms).ok());
+    let Some(ends) = ends.and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok()) else { return "-".to_owned() };
+    let when = ends.strftime("%Y-%m-%d %H:%MZ");
+    let word = if ends <= jiff::Timestamp::now() { "ended" } else { "to" };
+    let signs = if member.signs { ", signs" } else { "" };
+    format!("{word} {when}{signs}")
+}
+
+fn is_loopback(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
