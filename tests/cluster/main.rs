@@ -5,6 +5,7 @@
     reason = "a test that cannot go on fails, and says what it measured or drew"
 )]
 
+mod joining;
 mod node_death;
 mod removal;
 mod restart;
