@@ -137,7 +137,7 @@ impl State {
         self.cluster.as_ref().map(|(id, name)| (*id, name.as_str()))
     }
 
-    /// The node that founded the cluster and keeps the key of its authority.
+    /// The node that founded the cluster.
     pub fn founder(&self) -> NodeId {
         self.founder.unwrap_or(FOUNDER)
     }
