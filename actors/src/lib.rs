@@ -22,6 +22,7 @@ mod orphans;
 mod outbox;
 pub mod prompt;
 mod shared;
+mod stored;
 mod task_run;
 mod thinking;
 mod toolbox;

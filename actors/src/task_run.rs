@@ -23,7 +23,7 @@ use std::{
 };
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
-use towline_cluster::ProposeError;
+use towline_cluster::{BlobError, ClusterHandle, ProposeError};
 use towline_core::{
     Asked, Command, Doubt, Epoch, Intent, Message, Metadata, ModelAnswer, Outcome, OwnerReport, OwnerWord, Part,
     Principal, Proposal, Rejection, Role, Step, StepNo, StepRecord, TaskId, TaskState, ToolCall, TraceContext,
@@ -35,10 +35,11 @@ use crate::{
     decision::{self, Next, Situation, with_distinct_ids},
     delegation::{DelegationActor, DelegationArguments, DelegationMsg, Job, News},
     mcp_connection::{CallError, CallRequest, ToolResult},
-    model::{ModelError, ModelRequest},
+    model::{ChatMessage, ModelError, ModelRequest},
     outbox::Outbox,
     prompt,
     shared::{Model, Permits, Shared},
+    stored,
     thinking::{self, Piece, Progress},
     toolbox::{Planned, Toolbox, step_key},
 };
@@ -458,7 +459,9 @@ impl TaskRunState {
                 self.stop();
                 Ok(())
             }
-            Rejection::TooLarge { .. } if !matches!(words.as_slice(), [OwnerWord::Finished { .. }]) => {
+            Rejection::TooLarge { .. } | Rejection::Full { .. }
+                if !matches!(words.as_slice(), [OwnerWord::Finished { .. }]) =>
+            {
                 self.phase = Phase::Running;
                 self.finish(TaskState::Failed, Some(format!("stopped: {rejection}")));
                 Ok(())
@@ -643,10 +646,12 @@ impl TaskRunState {
         if let Some(mut span) = self.step_spans.remove(&step) {
             match &outcome {
                 Outcome::Failed { error_type, message } => span.fail(error_type, message),
-                Outcome::Returned { is_error: true, .. } => {
+                Outcome::Returned { is_error: true, .. } | Outcome::Stored { is_error: true, .. } => {
                     span.fail(names::error::TOOL_ERROR, "the call returned an error")
                 }
-                Outcome::Returned { is_error: false, .. } | Outcome::Answered(_) => {}
+                Outcome::Returned { is_error: false, .. }
+                | Outcome::Stored { is_error: false, .. }
+                | Outcome::Answered(_) => {}
             }
             span.end();
         }
@@ -715,22 +720,19 @@ impl TaskRunState {
         let request = ModelRequest {
             model: self.model_name(),
             system: prompt::system(&context.agent),
-            messages: self
-                .view
-                .history
-                .first()
-                .map_or_else(Vec::new, |request| prompt::conversation(request, &self.view.journal)),
+            messages: Vec::new(),
             tools: Vec::new(),
             seed: format!("{}/{}", self.id(), self.view.turn.number),
             agent: context.agent.name.to_string(),
             trace: Some(step.span),
         };
+        let read = (self.view.history.first().cloned(), self.view.journal.clone());
         let cancel = CancellationToken::new();
         let canceled = cancel.clone();
         let task = tokio::spawn(async move {
             tokio::select! {
                 () = canceled.cancelled() => {}
-                () = ask_model(context, myself, no, attempt, request) => {}
+                () = ask_model(context, myself, (no, attempt), request, read) => {}
             }
             None
         });
@@ -880,7 +882,26 @@ impl TaskRunState {
     fn tool_returned(&mut self, step: StepNo, result: Result<ToolResult, CallError>) {
         match result {
             Err(error) if error.may_have_happened => self.call_lost(step, error),
-            result => self.end_step(step, tool_outcome(result)),
+            Ok(mut result) => {
+                self.show_files(step, std::mem::take(&mut result.files));
+                self.end_step(step, tool_outcome(Ok(result)));
+            }
+            Err(error) => self.end_step(step, tool_outcome(Err(error))),
+        }
+    }
+
+    /// What a tool made that is no text becomes an artifact of the task: no model reads it.
+    fn show_files(&mut self, step: StepNo, files: Vec<Part>) {
+        let attempt = self.view.step(step).map_or(1, |step| step.attempt);
+        for (number, file) in files.into_iter().enumerate() {
+            self.outbox.push(OwnerWord::Chunk {
+                artifact_id: format!("step-{step}-file-{number}"),
+                name: file.filename.clone(),
+                parts: vec![file],
+                append: false,
+                last_chunk: true,
+                metadata: Metadata::from([("dev.towline/attempt".to_owned(), attempt.into())]),
+            });
         }
     }
 
@@ -1025,6 +1046,20 @@ fn what_happened(result: &Result<ToolResult, CallError>) -> Option<Outcome> {
     }
 }
 
+/// Keeps what is large in a report, however long it takes: without it there is nothing to report.
+async fn kept(cluster: &ClusterHandle, report: OwnerReport) -> OwnerReport {
+    let mut wait = FIRST_REPORT_WAIT;
+    loop {
+        let mut kept = report.clone();
+        match cluster.keep_words(&mut kept.words).await {
+            Ok(()) => return kept,
+            Err(error) => tracing::info!(task = %report.task, %error, "large content is kept again"),
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(LONGEST_REPORT_WAIT);
+    }
+}
+
 /// Proposes a report until its fate is known: the same number each time, so that it is applied once.
 async fn propose(
     context: Arc<AgentContext>,
@@ -1034,6 +1069,7 @@ async fn propose(
 ) {
     let cluster = &context.shared.cluster;
     let (task, number) = (report.task, report.number);
+    let report = kept(cluster, report).await;
     let proposal = Proposal { by: Principal::Node(cluster.node_id()), command: Command::Report(report) };
     let mut wait = FIRST_REPORT_WAIT;
     let message = loop {
@@ -1054,24 +1090,40 @@ async fn propose(
 async fn ask_model(
     context: Arc<AgentContext>,
     run: ActorRef<TaskRunMsg>,
-    step: StepNo,
-    attempt: u32,
+    (step, attempt): (StepNo, u32),
     mut request: ModelRequest,
+    read: (Option<Message>, Vec<Step>),
 ) {
+    let read = conversation(&context.shared.cluster, read).await;
     let toolbox = context.shared.toolbox(&context.agent);
     request.tools = prompt::schemas(&toolbox);
-    let answer = match context.model() {
-        Some(model) => {
+    let answer = match (read, context.model()) {
+        (Err(error), _) => Err(ModelError::permanent("content_unavailable", format!("read the task: {error}"))),
+        (Ok(messages), Some(model)) => {
+            request.messages = messages;
             let tell = |progress| {
                 // A run that has stopped shows nothing.
                 let _ = run.cast(TaskRunMsg::Progress { step, attempt, progress });
             };
             thinking::think(model.provider.as_ref(), request, tell).await
         }
-        None => Err(ModelError::permanent("unknown_model", format!("model {} is not set up", context.agent.model))),
+        (Ok(_), None) => {
+            Err(ModelError::permanent("unknown_model", format!("model {} is not set up", context.agent.model)))
+        }
     };
     // A run that has stopped wants no answer.
     let _ = run.cast(TaskRunMsg::Thought { step, attempt, answer, toolbox });
+}
+
+/// The journal as the model sees it, with everything that lies in the blob store in its place.
+async fn conversation(
+    cluster: &ClusterHandle,
+    (request, mut journal): (Option<Message>, Vec<Step>),
+) -> Result<Vec<ChatMessage>, BlobError> {
+    let Some(mut request) = request else { return Ok(Vec::new()) };
+    stored::with_parts(cluster, &mut request).await?;
+    stored::with_outcomes(cluster, &mut journal).await?;
+    Ok(prompt::conversation(&request, &journal))
 }
 
 fn set(span: &mut Span, pair: KeyValue) {

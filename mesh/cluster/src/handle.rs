@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use crate::{
     ClusterStatus, Identity, ProposeError, TaskWatch, Unavailable,
+    blobs::Blobs,
     certificates::CertificateDer,
     leader::{Leadership, ReadIndex, Written},
     membership::Token,
@@ -64,6 +65,7 @@ pub(crate) struct Inner {
     pub(crate) authority: CertificateDer<'static>,
     pub(crate) leadership: Leadership,
     pub(crate) peers: Arc<Peers>,
+    pub(crate) blobs: Blobs,
     pub(crate) leader_sessions: LeaderSessions,
     pub(crate) own_session: Arc<OwnSession>,
     pub(crate) http: reqwest::Client,
@@ -77,6 +79,7 @@ pub(crate) struct Parts {
     pub(crate) authority: CertificateDer<'static>,
     pub(crate) leadership: Leadership,
     pub(crate) peers: Arc<Peers>,
+    pub(crate) blobs: Blobs,
     pub(crate) http: reqwest::Client,
 }
 
@@ -86,7 +89,7 @@ pub struct ClusterHandle(Arc<Inner>);
 
 impl ClusterHandle {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { identity, options, authority, leadership, peers, http } = parts;
+        let Parts { identity, options, authority, leadership, peers, blobs, http } = parts;
         Self(Arc::new(Inner {
             identity,
             boot: BootId::from_uuid(Uuid::now_v7()),
@@ -94,6 +97,7 @@ impl ClusterHandle {
             authority,
             leadership,
             peers,
+            blobs,
             leader_sessions: LeaderSessions::default(),
             own_session: Arc::default(),
             http,
@@ -287,6 +291,10 @@ impl ClusterHandle {
 
     pub(crate) fn peers(&self) -> &Peers {
         &self.0.peers
+    }
+
+    pub(crate) fn blobs(&self) -> &Blobs {
+        &self.0.blobs
     }
 
     pub(crate) fn leader_sessions(&self) -> &LeaderSessions {
@@ -665,6 +673,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::RemoveNode { .. } => "RemoveNode",
         Command::AssignPending => "AssignPending",
         Command::Sweep => "Sweep",
+        Command::Upload { .. } => "Upload",
         Command::Note { .. } => "Note",
     }
 }

@@ -184,6 +184,7 @@ fn makes_work(logged: &LoggedProposal) -> bool {
         | Command::Continue { .. }
         | Command::Found { .. }
         | Command::MintToken { .. }
+        | Command::Upload { .. }
         | Command::Note { .. }
         | Command::Enrol(_) => true,
     })

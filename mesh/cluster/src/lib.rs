@@ -11,6 +11,7 @@
 //! What an agent is, or A2A, is not known here.
 
 pub mod archive;
+mod blobs;
 mod caller;
 mod certificates;
 mod error;
@@ -35,7 +36,12 @@ mod wal;
 #[doc(hidden)]
 pub mod wire;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use openraft::async_runtime::WatchReceiver;
 use tokio::task::JoinSet;
@@ -44,6 +50,7 @@ use tower::ServiceExt;
 use towline_core::{NodeAddresses, NodeId, Rejection};
 use towline_proto::v1::{enrol_server::EnrolServer, peer_server::PeerServer, raft_server::RaftServer};
 
+pub use blobs::{BlobContent, BlobError, Upload};
 pub use caller::{PeerCaller, PeerCredentials};
 pub use error::{ClusterError, ProposeError, Unavailable};
 pub use handle::{ClusterHandle, Registration};
@@ -51,6 +58,7 @@ pub use membership::Identity;
 pub use raft::TaskWatch;
 pub use status::{ClusterStatus, DiskHealth, DiskStatus, MemberStatus};
 
+use blobs::{Blobs, Store};
 use certificates::{Authority, Credentials};
 use handle::Parts;
 use leader::Leadership;
@@ -108,6 +116,7 @@ impl Cluster {
         tasks.spawn(sessions::keep_alive(handle.clone()));
         tasks.spawn(sessions::watch_deadline(Arc::clone(handle.own_session())));
         tasks.spawn(reconcile::run(handle.clone()));
+        tasks.spawn(blobs::run(handle.clone()));
         let cluster = Cluster { handle, tls, authority, tasks, folder };
         cluster.found().await?;
         Ok(cluster)
@@ -172,6 +181,7 @@ impl Cluster {
     pub async fn shutdown(mut self) {
         self.handle.own_session().end();
         self.tasks.shutdown().await;
+        self.handle.blobs().pushes().stop().await;
         let leadership = self.handle.leadership();
         leadership.log().stop_waiting();
         if let Err(error) = leadership.raft().shutdown().await {
@@ -222,7 +232,12 @@ async fn start_raft(
     let http = peers::http_client(book, credentials)?;
     let leadership = Leadership::new(identity.node, raft, log, view);
     let authority = credentials.authority().clone();
-    Ok(Parts { identity, options, authority, leadership, peers, http })
+    let blobs = Blobs::new(blob_store(&folder.blobs())?);
+    Ok(Parts { identity, options, authority, leadership, peers, blobs, http })
+}
+
+fn blob_store(dir: &Path) -> Result<Store, ClusterError> {
+    Store::open(dir).map_err(|source| ClusterError::File { action: "open the blobs in", path: dir.to_owned(), source })
 }
 
 fn mount<S>(router: axum::Router, service: S) -> axum::Router

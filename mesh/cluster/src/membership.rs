@@ -5,6 +5,7 @@
 //! data/joining.json      the request that a join repeats until it is answered
 //! data/tls/              authority.pem, node.pem, node.key (and authority.key on the node that founded the cluster)
 //! data/log/owner         whose log it is
+//! data/blobs/            content that is too large for the log
 //! data/started           says that there was a log
 //! data/lock              held by the running process
 //! ```
@@ -403,6 +404,11 @@ impl Folder {
     /// Where the log lies.
     pub(crate) fn log(&self) -> PathBuf {
         self.path.join("log")
+    }
+
+    /// Where blobs lie.
+    pub(crate) fn blobs(&self) -> PathBuf {
+        self.path.join("blobs")
     }
 
     /// Where snapshots lie.

@@ -1,8 +1,8 @@
 //! Connections to other nodes: where each is reached, and channels that know whom they talk to.
 //!
 //! A channel connects when it is first used and again after it broke. It dials the address that the node has registered
-//! last, and the certificate must name the node that was meant. Raft's appends, its heartbeats, its snapshots and all
-//! other calls have a connection each, so that a large one does not delay a small one.
+//! last, and the certificate must name the node that was meant. Raft's appends, its heartbeats, its snapshots, blobs and
+//! all other calls have a connection each, so that a large one does not delay a small one.
 
 use std::{
     collections::BTreeMap,
@@ -58,6 +58,8 @@ pub(crate) enum Lane {
     Snapshot,
     /// Everything that is not Raft.
     Calls,
+    /// Blobs.
+    Blobs,
     /// Keep-alives and probes, which must not wait behind a large proposal.
     Session,
 }

@@ -1,5 +1,6 @@
 //! Makes the Raft membership what the state says of its nodes: whoever enrolled becomes a learner, and a voter once it has
-//! caught up; whoever was removed leaves it. The leader does it, one change at a time; a new leader finishes what the one before it began.
+//! caught up; whoever was removed leaves it. Other voters are made only once a majority of them holds every named
+//! blob. The leader does it, one change at a time; a new leader finishes what the one before it began.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -7,7 +8,7 @@ use openraft::{ChangeMembers, Instant as _};
 use tokio::time::{sleep, timeout};
 use towline_core::{NodeAddresses, NodeId, NodeRole};
 
-use crate::{handle::ClusterHandle, status};
+use crate::{blobs, handle::ClusterHandle, status};
 
 /// How often the leader compares.
 const COMPARE_EVERY: Duration = Duration::from_millis(200);
@@ -37,13 +38,36 @@ enum Change {
 pub(crate) async fn run(cluster: ClusterHandle) {
     loop {
         sleep(COMPARE_EVERY).await;
-        let Some(change) = next_change(&cluster) else { continue };
+        let Some(change) = next_change(&cluster) else {
+            cluster.blobs().set_waiting(None);
+            continue;
+        };
+        let waits_for = match voters_after(&cluster, &change) {
+            Some(voters) => blobs::unsafe_reason(&cluster, &voters).await,
+            None => None,
+        };
+        cluster.blobs().set_waiting(waits_for.clone());
+        if let Some(reason) = waits_for {
+            tracing::debug!(?change, reason, "membership change waits");
+            continue;
+        }
         tracing::info!(?change, "membership changes");
         match timeout(CHANGE_TIMEOUT, make(&cluster, change)).await {
             Ok(Ok(())) => {}
             Ok(Err(reason)) => tracing::debug!(reason, "membership change is made again"),
             Err(_) => tracing::warn!("membership change was not committed within {CHANGE_TIMEOUT:?}"),
         }
+    }
+}
+
+/// The voters that a change makes, if it makes others.
+fn voters_after(cluster: &ClusterHandle, change: &Change) -> Option<BTreeSet<u64>> {
+    let metrics = status::metrics(cluster);
+    let voters: BTreeSet<u64> = metrics.membership_config.membership().voter_ids().collect();
+    match change {
+        Change::Promote(nodes) => Some(voters.union(nodes).copied().collect()),
+        Change::Remove(nodes) => Some(voters.difference(nodes).copied().collect()),
+        Change::Finish | Change::Learn(..) | Change::Forget(_) | Change::HandOver => None,
     }
 }
 

@@ -1,9 +1,9 @@
-//! What this node answers on its peer listener, beside Raft: proposals, reads, keep-alives, spans, and enrolment.
+//! What this node answers on its peer listener, beside Raft: proposals, reads, keep-alives, spans, blobs, and enrolment.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 use towline_core::{
     BootId, Command, Enrolment, NodeAddresses, NodeId, NodeRole, Principal, Proposal, Rejection, Reply,
 };
@@ -12,7 +12,7 @@ use towline_trace::{Kind, Span, names};
 use uuid::Uuid;
 
 use crate::{
-    ProposeError,
+    ProposeError, blobs,
     certificates::{Authority, CertificateRequest},
     handle::{ClusterHandle, TRACEPARENT},
     leader::{ReadIndex, Written},
@@ -120,6 +120,35 @@ impl v1::peer_server::Peer for PeerService {
         let spans = spans.iter().filter_map(|span| serde_json::to_vec(span).ok()).map(Into::into).collect();
         Ok(Response::new(v1::SpansResponse { spans }))
     }
+
+    async fn put_blob(
+        &self,
+        request: Request<Streaming<v1::BlobChunk>>,
+    ) -> Result<Response<v1::PutBlobResponse>, Status> {
+        blobs::put(&self.cluster, request.into_inner()).await?;
+        Ok(Response::new(v1::PutBlobResponse {}))
+    }
+
+    type GetBlobStream = blobs::ChunkStream;
+
+    async fn get_blob(&self, request: Request<v1::GetBlobRequest>) -> Result<Response<Self::GetBlobStream>, Status> {
+        blobs::get(&self.cluster, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn hold_blobs(
+        &self,
+        request: Request<v1::HoldBlobsRequest>,
+    ) -> Result<Response<v1::HoldBlobsResponse>, Status> {
+        let held = blobs::hold(&self.cluster, request.into_inner()).await?;
+        Ok(Response::new(v1::HoldBlobsResponse { held }))
+    }
+
+    async fn missing_blobs(
+        &self,
+        _: Request<v1::MissingBlobsRequest>,
+    ) -> Result<Response<v1::MissingBlobsResponse>, Status> {
+        Ok(Response::new(blobs::missing(&self.cluster)))
+    }
 }
 
 fn caller<T>(request: &Request<T>) -> Result<NodeId, Status> {
@@ -146,6 +175,7 @@ fn may_forward(caller: NodeId, founder: NodeId, proposal: &Proposal) -> bool {
         | Command::Testify(_)
         | Command::MintToken { .. }
         | Command::RemoveNode { .. }
+        | Command::Upload { .. }
         | Command::Note { .. }
         | Command::NodeUp { .. } => true,
     }

@@ -40,6 +40,9 @@ pub struct ClusterStatus {
     /// How many results of owners whose lease had ended were kept as evidence, and not applied.
     #[serde(default)]
     pub late_results: u64,
+    /// What a change of the voters waits for, if it waits for the content of tasks; only the leader knows.
+    #[serde(default)]
+    pub waits_for_content: Option<String>,
 }
 
 /// One node of the cluster.
@@ -111,6 +114,7 @@ pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
         applied: metrics.last_applied.map_or(0, |log_id| log_id.index),
         disk: disk(cluster),
         late_results: cluster.local(towline_core::State::late_results),
+        waits_for_content: cluster.blobs().waiting(),
     }
 }
 

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, AgentSpec, BootId, Effect, Enrolment, LateReport, Message, NodeAddresses, NodeId, NodeRole, OwnerReport,
-    Principal, Resolve, StepNo, Submission, TaskId, TaskState, TraceContext, doubt::listed,
+    AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, LateReport, Message, NodeAddresses, NodeId, NodeRole,
+    OwnerReport, Principal, Resolve, StepNo, Submission, TaskId, TaskState, TraceContext, doubt::listed,
 };
 
 /// A command, and who stands behind it.
@@ -94,6 +94,13 @@ pub enum Command {
     AssignPending,
     /// Remove terminal tasks past their retention.
     Sweep,
+    /// Content was uploaded, and lies on a majority of the voters: who asks may name it in a message.
+    Upload {
+        /// Its address.
+        hash: BlobHash,
+        /// Its length in bytes.
+        length: u64,
+    },
     /// An operator keeps a small text under a key.
     Note {
         /// Under what.

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-use crate::{Message, MessageId, Resolution, Timestamp, TraceContext};
+use crate::{Blob, Message, MessageId, Resolution, Timestamp, TraceContext};
 
 /// Number of a step in its task, from 0. With the task id it is the idempotency key of the step's effect, the same on
 /// every attempt.
@@ -144,6 +144,13 @@ pub enum Outcome {
         /// The text that the model is shown.
         content: String,
         /// MCP `isError`, or a peer's task that failed.
+        is_error: bool,
+    },
+    /// The tool, the peer or the person answered at length: the text lies in the blob store.
+    Stored {
+        /// The text that the model is shown.
+        blob: Blob,
+        /// As for [`Outcome::Returned`].
         is_error: bool,
     },
     /// The call did not work: a protocol error, a timeout, a refusal.

@@ -12,6 +12,7 @@
 //! comparing what it runs with [`State::tasks_of`].
 
 mod agent;
+mod blob;
 mod command;
 mod content;
 mod digest;
@@ -32,6 +33,7 @@ mod task;
 mod trace_context;
 
 pub use agent::{Agent, AgentSpec, Placement};
+pub use blob::{Blob, BlobForm, BlobHash, InvalidBlobHash};
 pub use command::{Applied, Command, Proposal, Rejection, Reply};
 pub use content::{Artifact, Content, Message, Metadata, Part, Role};
 pub use digest::Digest;

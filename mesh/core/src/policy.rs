@@ -5,7 +5,7 @@ use crate::{Command, Principal, Rejection};
 /// Refuses a command that `by` may not give, whatever the state.
 pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> {
     let allowed = match command {
-        Command::Submit(_) | Command::Continue { .. } | Command::Cancel { .. } => match by {
+        Command::Submit(_) | Command::Continue { .. } | Command::Cancel { .. } | Command::Upload { .. } => match by {
             Principal::Operator | Principal::Agent { .. } => true,
             Principal::Node(_) => false,
         },

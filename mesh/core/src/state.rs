@@ -13,9 +13,11 @@ use crate::{
     TaskState, TaskStatus, Timestamp, Turn, VShard, limits, note::Notes, policy, task,
 };
 
+mod blobs;
 mod dedup;
 mod doubt;
 
+use blobs::Named;
 use dedup::{Expiring, Sent};
 
 type TaskKey = (VShard, TaskId);
@@ -53,6 +55,9 @@ pub struct State {
     ended: BTreeSet<(Timestamp, TaskId)>,
     #[serde(default, skip_serializing_if = "Notes::is_empty")]
     notes: Notes,
+    /// What lies in the blob store.
+    #[serde(default, skip_serializing_if = "Named::is_empty")]
+    named: Named,
     last: Stamp,
 }
 
@@ -124,6 +129,7 @@ impl State {
             Command::RemoveNode { node } => self.remove_node(node, stamp),
             Command::AssignPending => Ok(done(self.assign_pending(stamp))),
             Command::Sweep => Ok(self.sweep(stamp)),
+            Command::Upload { hash, length } => self.take_upload(&by, hash, length, stamp),
             Command::Note { key, value, version } => {
                 self.notes.put(key, Note { value, version }).map(|()| done(Vec::new()))
             }
@@ -244,6 +250,7 @@ impl State {
         self.ended.len() > limits::MAX_TERMINAL_TASKS
             || self.ended.first().is_some_and(|(at, _)| now.0.saturating_sub(at.0) > limits::TERMINAL_RETENTION_MS)
             || self.has_expired_messages(now)
+            || self.has_expired_uploads(now)
             || self.tokens.values().any(|token| token_is_over(token, now))
     }
 
@@ -317,6 +324,8 @@ impl State {
             return Err(Rejection::TaskEnded { task: parent.id, state: parent.status.state });
         }
         self.check_room(&submission.agent)?;
+        let blobs = blobs::of_message(&submission.message);
+        self.check_blobs(by.owner(), None, &blobs)?;
 
         let id = submission.task;
         let prefer = submission.prefer;
@@ -326,6 +335,7 @@ impl State {
             self.children.entry(parent.task).or_default().insert(id);
         }
         self.tasks.insert(key(id), Arc::new(task));
+        self.name_blobs(id, &blobs, stamp);
         self.unassigned.insert(id);
         let mut effects = vec![Effect::Changed { task: id }];
         self.assign(id, Some(prefer), stamp, &mut effects);
@@ -357,6 +367,8 @@ impl State {
         if !state.is_interrupted() {
             return Err(Rejection::TaskBusy { task: id, state });
         }
+        let blobs = blobs::of_message(&message);
+        self.check_blobs(by.owner(), Some(task), &blobs)?;
 
         let mut task = task.clone();
         settle_questions(&mut task, &message, stamp.at)?;
@@ -364,6 +376,7 @@ impl State {
         task.bytes += message.size();
         task.history.push(message);
         self.tasks.insert(key(id), Arc::new(task));
+        self.name_blobs(id, &blobs, stamp);
         Ok(self.go_on(id, trace, Metadata::new(), stamp))
     }
 
@@ -415,6 +428,9 @@ impl State {
         }
 
         task::check_words(task, &words)?;
+        let blobs = blobs::of_words(&words);
+        self.check_blobs(&task.owner, Some(task), &blobs)?;
+        self.name_blobs(id, &blobs, stamp);
 
         let task = self.tasks.get_mut(&key(id)).map(Arc::make_mut).expect("task was found above");
         let generation = task.generation;
@@ -595,6 +611,7 @@ impl State {
             self.forget(id);
         }
         self.forget_messages(stamp.at);
+        self.forget_uploads(stamp.at);
         self.tokens.retain(|_, token| !token_is_over(token, stamp.at));
         done(Vec::new())
     }
@@ -602,6 +619,7 @@ impl State {
     fn forget(&mut self, id: TaskId) {
         let Some(task) = self.tasks.remove(&key(id)) else { return };
         self.forget_unnoted(&task);
+        self.unname_blobs(&task);
         self.children.remove(&id);
         if let Some(parent) = &task.parent
             && let Some(siblings) = self.children.get_mut(&parent.task)
@@ -824,6 +842,7 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
         deadline: deadline_ms.map(|ms| Timestamp(at.0.saturating_add(ms))),
         status: TaskStatus { state: TaskState::Submitted, message: None, at },
         bytes: message.size(),
+        blobs: BTreeMap::new(),
         history: vec![message],
         artifacts: Vec::new(),
         generation: 0,

@@ -1,11 +1,12 @@
 //! Tasks and their life cycle (A2A 1.0, section 4.1.3).
 
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::{
-    AgentName, Artifact, Asked, ContextId, Doubt, Epoch, Event, EventKind, Intent, LateResult, Lease, Message,
-    Metadata, NodeId, Outcome, Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp, TraceContext,
+    AgentName, Artifact, Asked, Blob, BlobHash, ContextId, Doubt, Epoch, Event, EventKind, Intent, LateResult, Lease,
+    Message, Metadata, NodeId, Outcome, Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp,
+    TraceContext,
     limits::{
         MAX_ARTIFACTS, MAX_CONTENT_BYTES, MAX_EVENTS_PER_TASK, MAX_PARTS, MAX_RETAINED_EVENTS, MAX_STEPS,
         MAX_TASK_BYTES,
@@ -174,6 +175,9 @@ pub struct Task {
     pub trace: TraceContext,
     /// Bytes of content in messages, artifacts and journal.
     pub bytes: usize,
+    /// Every blob that it names or has named, and its length.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub blobs: BTreeMap<BlobHash, u64>,
 }
 
 impl Task {
@@ -191,6 +195,18 @@ impl Task {
         let messages = self.history.iter().rev().take(history.unwrap_or(usize::MAX)).map(Message::size).sum::<usize>();
         let parts = self.artifacts.iter().filter(|_| artifacts).flat_map(|artifact| &artifact.parts);
         status + messages + parts.map(Part::size).sum::<usize>()
+    }
+
+    /// A part that its client is shown, and that names this blob.
+    pub fn shown_part(&self, hash: BlobHash) -> Option<&Part> {
+        let messages = self.history.iter().chain(&self.status.message).flat_map(|message| &message.parts);
+        let artifacts = self.artifacts.iter().flat_map(|artifact| &artifact.parts);
+        let events = self.events.iter().flat_map(|event| match &event.kind {
+            EventKind::Artifact { parts, .. } => parts.as_slice(),
+            EventKind::Status { status: TaskStatus { message: Some(message), .. }, .. } => message.parts.as_slice(),
+            EventKind::Status { .. } | EventKind::Created => &[],
+        });
+        messages.chain(artifacts).chain(events).find(|part| part.blob().is_some_and(|blob| blob.hash == hash))
     }
 
     /// The step, if the journal has it.
@@ -319,6 +335,28 @@ pub enum OwnerWord {
         /// The reason of a failure.
         message: Option<Message>,
     },
+}
+
+impl OwnerWord {
+    /// The blobs that it names.
+    pub fn blobs(&self) -> Vec<Blob> {
+        match self {
+            OwnerWord::StepStarted { intent: Intent::Delegate { message, .. }, .. } => {
+                message.blobs().copied().collect()
+            }
+            OwnerWord::StepEnded { outcome: Outcome::Stored { blob, .. }, .. } => vec![*blob],
+            OwnerWord::Chunk { parts, .. } => parts.iter().filter_map(Part::blob).copied().collect(),
+            OwnerWord::AskPerson { message, .. } | OwnerWord::Doubt { message, .. } => {
+                message.blobs().copied().collect()
+            }
+            OwnerWord::Finished { message, .. } => message.iter().flat_map(Message::blobs).copied().collect(),
+            OwnerWord::TurnStarted { .. }
+            | OwnerWord::StepStarted { .. }
+            | OwnerWord::StepRestarted { .. }
+            | OwnerWord::PeerTask { .. }
+            | OwnerWord::StepEnded { .. } => Vec::new(),
+        }
+    }
 }
 
 /// Refuses a report that cannot be applied as a whole, so that applying it needs no way back.
@@ -528,6 +566,8 @@ fn outcome_size(outcome: &Outcome) -> usize {
             answer.text.len() + answer.calls.iter().map(|call| call.arguments.to_string().len()).sum::<usize>()
         }
         Outcome::Returned { content, .. } => content.len(),
+        // Readers are shown it piece by piece, and it is in no memory.
+        Outcome::Stored { .. } => 0,
         Outcome::Failed { message, .. } => message.len(),
     }
 }

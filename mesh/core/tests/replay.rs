@@ -70,7 +70,8 @@ fn the_kept_log_shows_every_kind_of_command() {
             "resolve",
             "submit",
             "sweep",
-            "testify"
+            "testify",
+            "upload"
         ]
     );
 }
@@ -180,6 +181,8 @@ fn eventful_day() -> Log {
     log.node(1, Command::Sweep).unwrap();
     let note = Command::Note { key: "motto".into(), value: "nothing is lost".into(), version: 1 };
     log.operator(note).unwrap();
+    let hash = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262".parse().unwrap();
+    log.operator(Command::Upload { hash, length: 20_000 }).unwrap();
     log
 }
 
@@ -200,5 +203,6 @@ fn kind(command: &Command) -> &'static str {
         Command::Resolve(_) => "resolve",
         Command::Testify(_) => "testify",
         Command::Note { .. } => "note",
+        Command::Upload { .. } => "upload",
     }
 }

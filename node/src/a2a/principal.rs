@@ -163,7 +163,7 @@ fn host_name(authority: &str) -> &str {
     authority.split(':').next().unwrap_or_default()
 }
 
-fn is_loopback_name(name: &str) -> bool {
+pub(super) fn is_loopback_name(name: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 

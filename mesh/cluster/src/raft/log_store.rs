@@ -150,6 +150,19 @@ impl LogStore {
         self.has_reserve(2)
     }
 
+    /// Whether there is room for so many bytes that are no part of the log.
+    ///
+    /// # Errors
+    /// When less than the reserve would be free.
+    pub(crate) fn has_room_beside(&self, bytes: u64) -> Result<(), DiskFull> {
+        let Some(Space { free, total }) = self.space() else { return Ok(()) };
+        let reserve = DISK_RESERVE_BYTES.min(total / DISK_RESERVE_PART);
+        if free < reserve.saturating_add(bytes) {
+            return Err(DiskFull { dir: self.0.dir.clone(), free, reserve });
+        }
+        Ok(())
+    }
+
     fn has_reserve(&self, part: u64) -> Result<(), DiskFull> {
         let Some(Space { free, total }) = self.space() else { return Ok(()) };
         let reserve = DISK_RESERVE_BYTES.min(total / DISK_RESERVE_PART) / part;
