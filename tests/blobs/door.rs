@@ -3,7 +3,9 @@
 use futures::StreamExt;
 use serde_json::{Value, json};
 use std::fs;
-use towline_tests::{Answer, Cluster, FakeModel, Plan, TestNode, eventually, http_client, state_of, text_message};
+use towline_tests::{
+    Answer, Cluster, FakeModel, Plan, TestNode, eventually, http_client, run_cli, state_of, text_message,
+};
 
 const MIB: usize = 1024 * 1024;
 
@@ -149,6 +151,22 @@ async fn a_part_above_a_mebibyte_is_shown_as_a_link_to_what_was_sent() {
     let answer = http_client().get(url).send().await.unwrap();
     assert_eq!(answer.headers()["content-type"], "text/plain; charset=utf-8");
     assert!(answer.text().await.unwrap() == text, "it is the same");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_uploads_a_file_that_is_too_large_for_a_request() {
+    let (cluster, _model) = listeners(1).await;
+    let (node, file) = (&cluster.nodes[0], cluster.folder().join("big.bin"));
+    fs::write(&file, content(5 * MIB)).unwrap();
+    let send = ["send", "listener", "look at this", "--file", file.to_str().unwrap(), "--wait", "-o", "json"];
+    let ran = run_cli(send.into_iter().chain(["--server", &node.url])).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let task: Value = serde_json::from_str(&ran.stdout).unwrap();
+    let task = node.agent("listener").get(task["id"].as_str().unwrap()).await.unwrap();
+    let part = &task["history"][0]["parts"][1];
+    assert_eq!(part["filename"], "big.bin");
+    let read = http_client().get(part["url"].as_str().unwrap()).send().await.unwrap().bytes().await.unwrap();
+    assert!(read == content(5 * MIB), "it is the same");
 }
 
 async fn listeners(nodes: usize) -> (Cluster, FakeModel) {

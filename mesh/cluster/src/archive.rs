@@ -223,7 +223,7 @@ fn restore_blobs(input: impl Read, dir: &Path) -> Result<(), ClusterError> {
             writer.finish(Some(hash)).map_err(damaged)?;
         }
         match piece {
-            Some(Piece::Blob(hash, _)) => writing = Some((hash, store.writer().map_err(damaged)?)),
+            Some(Piece::Blob(hash)) => writing = Some((hash, store.writer().map_err(damaged)?)),
             Some(Piece::Content(_)) | None => break,
         }
     }
@@ -242,7 +242,7 @@ pub(crate) fn read(input: impl Read) -> Result<(ArchiveSummary, State), ArchiveE
     let mut blobs = BTreeSet::new();
     while let Some(piece) = reader.next_piece()? {
         match piece {
-            Piece::Blob(hash, _) => drop(blobs.insert(hash)),
+            Piece::Blob(hash) => drop(blobs.insert(hash)),
             Piece::Content(_) => {}
         }
     }

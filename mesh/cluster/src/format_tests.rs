@@ -248,6 +248,8 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         certificate_request: vec![3; 40].into(),
     };
     let propose = v1::ProposeRequest { proposal: vec![4; 8].into(), wait_ms: 5_000 };
+    let blob = || Some(v1::BlobName { hash: vec![8; 32].into(), length: 9 });
+    let missing = v1::MissingBlobsResponse { applied: 7, missing: vec![vec![8; 32].into()], more: true };
     let alive = v1::KeepAliveRequest { boot: vec![5; 16].into() };
     vec![
         ("append", append.encode_to_vec()),
@@ -259,6 +261,10 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("propose", propose.encode_to_vec()),
         ("keep-alive", alive.encode_to_vec()),
         ("join-token", token_text().into_bytes()),
+        ("blob-chunk", v1::BlobChunk { name: blob(), data: vec![7; 9].into() }.encode_to_vec()),
+        ("get-blob", v1::GetBlobRequest { name: blob() }.encode_to_vec()),
+        ("hold-blobs", v1::HoldBlobsRequest { blobs: blob().into_iter().collect() }.encode_to_vec()),
+        ("missing-blobs", missing.encode_to_vec()),
     ]
 }
 
@@ -281,6 +287,10 @@ fn again(name: &str, bytes: Vec<u8>) -> Vec<u8> {
         "enrol" => recode::<v1::EnrolRequest>(&bytes),
         "propose" => recode::<v1::ProposeRequest>(&bytes),
         "keep-alive" => recode::<v1::KeepAliveRequest>(&bytes),
+        "blob-chunk" => recode::<v1::BlobChunk>(&bytes),
+        "get-blob" => recode::<v1::GetBlobRequest>(&bytes),
+        "hold-blobs" => recode::<v1::HoldBlobsRequest>(&bytes),
+        "missing-blobs" => recode::<v1::MissingBlobsResponse>(&bytes),
         "join-token" => Token::parse(std::str::from_utf8(&bytes).unwrap()).unwrap().text().into_bytes(),
         name => panic!("message {name} is not known"),
     }

@@ -124,6 +124,35 @@ async fn what_nothing_names_is_removed_a_day_after_it_was_written() {
     cluster.shutdown().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_voter_is_made_only_once_a_majority_of_the_voters_holds_what_is_named() {
+    let mut cluster = TestCluster::of(1).await;
+    let hash = upload(&cluster.nodes[0].handle(), &content(LENGTH)).await;
+    let (own, aside) = (file(cluster.nodes[0].data(), hash), cluster.nodes[0].data().join("aside"));
+    cluster.nodes[0].stop().await;
+    fs::rename(&own, &aside).unwrap();
+    cluster.nodes[0].start().await;
+    cluster.nodes[0].register().await;
+
+    cluster.join().await;
+
+    let first = cluster.nodes[0].handle();
+    wait_until("the change to wait", || first.status().waits_for_content.is_some()).await;
+    let reason = first.status().waits_for_content.unwrap();
+    assert!(reason.contains("named content"), "{reason}");
+    assert_eq!(first.status().members.iter().filter(|member| member.voting).count(), 1);
+
+    drop(first);
+    cluster.nodes[0].stop().await;
+    fs::rename(&aside, &own).unwrap();
+    cluster.nodes[0].start().await;
+    cluster.nodes[0].register().await;
+    cluster.wait_for_voters(2).await;
+    assert!(file(cluster.nodes[1].data(), hash).exists());
+    assert_eq!(cluster.nodes[0].handle().status().waits_for_content, None);
+    cluster.shutdown().await;
+}
+
 /// Keeps content and names it.
 async fn upload(handle: &ClusterHandle, content: &[u8]) -> BlobHash {
     let hash = handle.keep_content(content.to_vec().into()).await.unwrap();

@@ -566,8 +566,8 @@ fn outcome_size(outcome: &Outcome) -> usize {
             answer.text.len() + answer.calls.iter().map(|call| call.arguments.to_string().len()).sum::<usize>()
         }
         Outcome::Returned { content, .. } => content.len(),
-        // Readers are shown it piece by piece, and it is in no memory.
-        Outcome::Stored { .. } => 0,
+        // A model reads it whole.
+        Outcome::Stored { blob, .. } => usize::try_from(blob.length).unwrap_or(usize::MAX),
         Outcome::Failed { message, .. } => message.len(),
     }
 }

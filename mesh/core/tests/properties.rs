@@ -11,6 +11,8 @@ use towline_core::*;
 /// Few of everything, so that random commands meet each other.
 const TASKS: u64 = 12;
 const MESSAGES: u64 = 10;
+/// So few that tasks and uploads name the same content.
+const CONTENTS: u8 = 4;
 const COMMANDS: usize = 120;
 
 proptest! {
@@ -140,6 +142,7 @@ enum Op {
     Day,
     Enrol { position: u64, token: u64 },
     Mint { token: u64 },
+    Upload { content: u8 },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -158,6 +161,8 @@ enum Word {
     Restart(u8),
     PeerTask(u8),
     End(u8),
+    EndAtLength(u8),
+    File(u8),
     Chunk { artifact: u8, text: String, append: bool },
     Ask(u8),
     Doubt(u8),
@@ -202,6 +207,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Day),
         1 => (10..13_u64, 0..2_u64).prop_map(|(position, token)| Op::Enrol { position, token }),
         1 => (0..2_u64).prop_map(|token| Op::Mint { token }),
+        1 => (0..CONTENTS).prop_map(|content| Op::Upload { content }),
     ]
 }
 
@@ -222,6 +228,8 @@ fn word() -> impl Strategy<Value = Word> {
         1 => any::<u8>().prop_map(Word::Restart),
         1 => any::<u8>().prop_map(Word::PeerTask),
         3 => any::<u8>().prop_map(Word::End),
+        1 => any::<u8>().prop_map(Word::EndAtLength),
+        1 => (0..CONTENTS).prop_map(Word::File),
         4 => (0..3_u8, "[a-z ]{0,6}", any::<bool>())
             .prop_map(|(artifact, text, append)| Word::Chunk { artifact, text, append }),
         2 => any::<u8>().prop_map(Word::Ask),
@@ -307,6 +315,10 @@ fn perform(log: &mut Log, op: &Op) -> Option<Result<Applied, Rejection>> {
             let hash = format!("token-{token}");
             Some(log.operator(Command::MintToken { hash, role: NodeRole::Voter, ttl_ms: 300 }))
         }
+        Op::Upload { content } => {
+            let Blob { hash, length, .. } = blob(*content);
+            Some(log.operator(Command::Upload { hash, length }))
+        }
     }
 }
 
@@ -358,6 +370,13 @@ fn spell(task: &Task, words: &[Word]) -> Vec<OwnerWord> {
                 open.retain(|step| *step != no);
                 step_ended(no, "result")
             }
+            Word::EndAtLength(number) => {
+                let Some(no) = chosen(*number) else { continue };
+                open.retain(|step| *step != no);
+                let outcome = Outcome::Stored { blob: blob(*number % CONTENTS), is_error: false };
+                OwnerWord::StepEnded { step: StepNo(no), outcome }
+            }
+            Word::File(content) => file(*content),
             Word::Chunk { artifact, text, append } => chunk(&format!("step-{artifact}"), text, *append),
             Word::Ask(number) => {
                 let Some(no) = chosen(*number) else { continue };
@@ -376,6 +395,21 @@ fn spell(task: &Task, words: &[Word]) -> Vec<OwnerWord> {
         spelled.push(word);
     }
     spelled
+}
+
+fn blob(content: u8) -> Blob {
+    Blob { hash: BlobHash::from_bytes([content; 32]), length: 20_000 + u64::from(content), form: BlobForm::Raw }
+}
+
+fn file(content: u8) -> OwnerWord {
+    OwnerWord::Chunk {
+        artifact_id: "file".into(),
+        name: None,
+        parts: vec![Part { content: Content::Blob(blob(content)), ..Part::text("") }],
+        append: false,
+        last_chunk: true,
+        metadata: Metadata::new(),
+    }
 }
 
 fn intent(kind: u8, no: u32) -> Intent {
@@ -433,12 +467,32 @@ fn invariants(state: &State) -> bool {
         state.nodes().flat_map(|node| state.tasks_of(node.id).map(move |task| (node.id, task.id))).collect();
     assert_eq!(index, leased, "the index of leases agrees with the tasks");
     assert_eq!(state.unassigned(), waiting_for_owner, "what should run has an owner or waits for one");
+    assert_all_content_is_named(state);
     for node in state.nodes() {
         assert_eq!(state.load_of(node.id), state.tasks_of(node.id).count());
     }
     let listed = state.list(&Principal::Operator, &ListFilter::default(), usize::MAX);
     assert_eq!(listed.total, tasks(state).filter(|task| task.owner == Principal::Operator).count());
     true
+}
+
+/// What a task shows or has journaled, or what was uploaded, is named, and nothing else.
+fn assert_all_content_is_named(state: &State) {
+    let mut named: BTreeSet<BlobHash> = BTreeSet::new();
+    for task in tasks(state) {
+        let shown = task.artifacts.iter().flat_map(|artifact| &artifact.parts).filter_map(Part::blob);
+        let ended = task.journal.iter().filter_map(|step| match step.ended.as_ref()?.outcome {
+            Outcome::Stored { ref blob, .. } => Some(blob),
+            Outcome::Answered(_) | Outcome::Returned { .. } | Outcome::Failed { .. } => None,
+        });
+        for blob in shown.chain(ended) {
+            assert_eq!(task.blobs.get(&blob.hash), Some(&blob.length));
+        }
+        named.extend(task.blobs.keys());
+    }
+    let uploaded = (0..CONTENTS).map(|content| blob(content).hash);
+    named.extend(uploaded.filter(|hash| state.upload(&Principal::Operator, *hash).is_some()));
+    assert_eq!(state.named_blobs().map(|(hash, _)| hash).collect::<BTreeSet<_>>(), named);
 }
 
 fn assert_events_have_no_gap(task: &Task) {

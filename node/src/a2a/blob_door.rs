@@ -8,11 +8,7 @@
 //! ```
 //! Nothing is held in memory but what is on its way. Of what is not the caller's nothing is said, not even that it is there.
 
-use std::{
-    ops::Range,
-    sync::{Arc, LazyLock},
-    time::Duration,
-};
+use std::{ops::Range, sync::LazyLock, time::Duration};
 
 use axum::{
     Json, Router,

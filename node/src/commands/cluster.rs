@@ -57,6 +57,9 @@ async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
         status.committed, status.applied, status.node
     ))?;
     output.line(format!("disk     {:?}{}", status.disk.health, detail(&status.disk.detail)).to_lowercase())?;
+    if let Some(reason) = &status.waits_for_content {
+        output.line(format!("waits    a change of the voters: {reason}"))?;
+    }
     let rows = status.members.iter().map(|member| row(&status, member)).collect();
     Ok(output.table(&["NODE", "NAME", "ROLE", "HEALTH", "HTTP", "PEER", "TASKS", "LAG", "VERSION"], rows)?)
 }

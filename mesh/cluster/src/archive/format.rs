@@ -175,19 +175,19 @@ impl<W: Write> Write for ArchiveWriter<W> {
 /// What follows the state.
 #[derive(Debug)]
 pub(super) enum Piece {
-    /// A blob begins: its hash and length.
-    Blob(BlobHash, u64),
+    /// A blob begins.
+    Blob(BlobHash),
     /// More of its content.
     Content(Bytes),
 }
 
-fn blob_name(bytes: Bytes) -> Result<(BlobHash, u64), ArchiveError> {
+fn blob_name(bytes: Bytes) -> Result<BlobHash, ArchiveError> {
     let what = "name of a blob";
     let name = v1::BlobName::decode(bytes)
         .map_err(|source| ArchiveError::Content { source: Box::new(WireError::Envelope { what, source }) })?;
     let missing = WireError::Missing { message: what, field: "hash" };
     let hash = name.hash.as_ref().try_into().map_err(|_| ArchiveError::Content { source: Box::new(missing) })?;
-    Ok((BlobHash::from_bytes(hash), name.length))
+    Ok(BlobHash::from_bytes(hash))
 }
 
 /// Reads a file; what is read from it is the state, and then the blobs piece by piece.
@@ -268,8 +268,8 @@ impl<R: Read> ArchiveReader<R> {
                 Ok(true)
             }
             BLOB if self.with_blobs => {
-                let (hash, length) = blob_name(bytes)?;
-                self.meet(Piece::Blob(hash, length))
+                let hash = blob_name(bytes)?;
+                self.meet(Piece::Blob(hash))
             }
             CONTENT if self.with_blobs => self.meet(Piece::Content(bytes)),
             END if !bytes.is_empty() => Err(ArchiveError::Malformed { at: from, reason: "its end mark is not empty" }),

@@ -28,6 +28,7 @@ use super::{
     BlobError,
     tree::{Groups, TreeHasher, groups_of},
 };
+use crate::kill_points;
 
 const MARK: [u8; 8] = *b"TOWLBLOB";
 const VALUE_BYTES: u64 = 32;
@@ -143,6 +144,7 @@ impl Store {
             sync_dir(self.0.dir.parent().unwrap_or(&self.0.dir))?;
         }
         fs::rename(unfinished, &path).map_err(file_error("name", &path))?;
+        kill_points::pass("blob-renamed");
         sync_dir(dir)?;
         held.insert(hash);
         Ok(())
@@ -184,7 +186,9 @@ impl Writer {
         }
         let failed = |error| file_error("write", &self.unfinished.0)(error);
         self.file.write_all(&tail(&groups)).map_err(failed)?;
+        kill_points::pass("blob-drafted");
         self.file.sync_all().map_err(failed)?;
+        kill_points::pass("blob-synced");
         self.store.keep(hash, &self.unfinished.0)?;
         Ok((hash, groups.length()))
     }

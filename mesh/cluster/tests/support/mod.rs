@@ -65,7 +65,8 @@ impl TestCluster {
         cluster
     }
 
-    async fn join(&mut self) {
+    /// One more node joins as a voter.
+    pub async fn join(&mut self) {
         let name = format!("node-{}", self.nodes.len() + 1);
         let (data, (listener, addresses)) = (self.dir.path().join(&name), listen().await);
         let token = self.nodes[0].handle().mint_token(NodeRole::Voter, Duration::from_secs(600)).await.unwrap();
@@ -78,7 +79,7 @@ impl TestCluster {
     }
 
     /// Waits until so many nodes vote, as every running node sees it.
-    async fn wait_for_voters(&self, count: usize) {
+    pub async fn wait_for_voters(&self, count: usize) {
         for handle in self.running() {
             let voting = || handle.status().members.iter().filter(|member| member.voting).count();
             wait_until(&format!("{count} voters"), || voting() == count).await;
@@ -104,6 +105,7 @@ impl TestCluster {
     }
 
     /// Waits until all running nodes have applied the same, and returns it.
+    #[allow(dead_code, reason = "not every suite compares states")]
     pub async fn settled_state(&self) -> State {
         let states = || self.running().map(|handle| handle.local(State::clone)).collect::<Vec<_>>();
         wait_until("equal states", || states().windows(2).all(|pair| pair[0] == pair[1])).await;

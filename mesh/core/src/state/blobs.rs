@@ -18,6 +18,9 @@ use crate::{
 /// within a week.
 const RETRY_AFTER_MS: u64 = 3_600_000;
 
+/// An upload that comes again this soon is the same one, proposed twice: it changes nothing.
+const SAME_UPLOAD_MS: u64 = 3_600_000;
+
 /// All blobs that something names.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Named {
@@ -92,7 +95,7 @@ impl State {
         self.named.uploads.get(&(by.owner().clone(), hash)).map(|upload| upload.length)
     }
 
-    /// A principal has uploaded content. Again: it may name it for a day longer.
+    /// A principal has uploaded content. Again, but not at once: it may name it for longer.
     pub(super) fn take_upload(
         &mut self,
         by: &Principal,
@@ -103,6 +106,9 @@ impl State {
         let owner = by.owner().clone();
         let name = (owner.clone(), hash);
         if let Some(before) = self.named.uploads.get_mut(&name) {
+            if stamp.at.0.saturating_sub(before.at.0) < SAME_UPLOAD_MS {
+                return Ok(done(Vec::new()));
+            }
             let old = std::mem::replace(&mut before.at, stamp.at);
             self.named.expiring.remove(&(old, owner.clone(), hash));
             self.named.expiring.insert((stamp.at, owner, hash));
