@@ -20,7 +20,10 @@ mod upkeep;
 use std::{
     io,
     path::PathBuf,
-    sync::{Arc, PoisonError},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -130,6 +133,8 @@ impl BlobError {
 pub(crate) struct Blobs {
     store: Store,
     pushes: Pushes,
+    /// Named blobs that were not held when this node looked last.
+    missing: AtomicUsize,
     /// What a change of the voters waits for.
     waiting: std::sync::Mutex<Option<String>>,
     /// One of them is held while a blob is fetched or received, so that it does not come twice at the same time.
@@ -141,6 +146,7 @@ impl Blobs {
         Self {
             store,
             pushes: Pushes::default(),
+            missing: AtomicUsize::new(0),
             waiting: std::sync::Mutex::default(),
             stripes: std::array::from_fn(|_| Mutex::default()),
         }
@@ -152,6 +158,15 @@ impl Blobs {
 
     pub(crate) fn pushes(&self) -> &Pushes {
         &self.pushes
+    }
+
+    /// How many named blobs were not held when this node looked last.
+    pub(crate) fn missing(&self) -> usize {
+        self.missing.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_missing(&self, missing: usize) {
+        self.missing.store(missing, Ordering::Relaxed);
     }
 
     /// What a change of the voters waits for, if this node leads and one waits for content.
@@ -174,7 +189,7 @@ impl ClusterHandle {
     /// # Errors
     /// When it is too large, there is no room, or no majority holds it in time.
     pub async fn keep_content(&self, content: Bytes) -> Result<BlobHash, BlobError> {
-        let mut upload = self.begin_upload().await?;
+        let mut upload = self.begin_upload(Some(content.len() as u64)).await?;
         upload.write(content).await?;
         let (hash, _) = upload.finish(None).await?;
         Ok(hash)
@@ -192,12 +207,12 @@ impl ClusterHandle {
         replicate::to_majority(self, hash, length).await
     }
 
-    /// Begins to keep content that comes piece by piece.
+    /// Begins to keep content that comes piece by piece, and that has so many bytes if that is known.
     ///
     /// # Errors
     /// When there is no room.
-    pub async fn begin_upload(&self) -> Result<Upload, BlobError> {
-        self.has_room_for_blobs(0)?;
+    pub async fn begin_upload(&self, length: Option<u64>) -> Result<Upload, BlobError> {
+        self.has_room_for_blobs(length.unwrap_or_default())?;
         let store = self.blobs().store().clone();
         let writer = blocking(move || store.writer()).await?;
         Ok(Upload { cluster: self.clone(), writer: Some(writer), unchecked: 0 })

@@ -40,6 +40,12 @@ pub struct ClusterStatus {
     /// How many results of owners whose lease had ended were kept as evidence, and not applied.
     #[serde(default)]
     pub late_results: u64,
+    /// How many pieces of content lie beside the log.
+    #[serde(default)]
+    pub contents: usize,
+    /// How many of them this node does not hold yet, when it looked last.
+    #[serde(default)]
+    pub contents_missing: usize,
     /// What a change of the voters waits for, if it waits for the content of tasks; only the leader knows.
     #[serde(default)]
     pub waits_for_content: Option<String>,
@@ -114,6 +120,8 @@ pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
         applied: metrics.last_applied.map_or(0, |log_id| log_id.index),
         disk: disk(cluster),
         late_results: cluster.local(towline_core::State::late_results),
+        contents: cluster.local(towline_core::State::named_blob_count),
+        contents_missing: cluster.blobs().missing(),
         waits_for_content: cluster.blobs().waiting(),
     }
 }

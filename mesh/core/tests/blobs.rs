@@ -76,10 +76,13 @@ fn an_upload_is_its_callers_for_a_day_and_for_longer_if_a_task_names_it() {
 #[test]
 fn the_content_of_a_task_and_of_a_principal_is_bounded() {
     let mut log = Log::of_nodes(1);
-    let what = |refused: Result<TaskId, Rejection>| match refused.unwrap_err() {
-        Rejection::TooLarge { what, limit } => (what, limit, 0),
-        Rejection::Full { what, limit, retry_after_ms } => (what, limit, retry_after_ms),
-        other => panic!("{other}"),
+    let what = |refused: Result<TaskId, Rejection>| {
+        let refused = refused.unwrap_err();
+        if let Rejection::TooLarge { what, limit } = refused {
+            return (what, limit, 0);
+        }
+        let Rejection::Full { what, limit, retry_after_ms } = refused else { panic!("{refused}") };
+        (what, limit, retry_after_ms)
     };
     let (_, limit, _) = what(submit(&mut log, 1, vec![part(1, limits::MAX_BLOB_BYTES + 1)]));
     assert_eq!(limit, limits::MAX_BLOB_BYTES);

@@ -214,10 +214,13 @@ async fn take(shared: &Shared, expected: Option<BlobHash>, request: Request<Body
     }
     let _place = UPLOADS.try_acquire().map_err(|_| Refusal::Busy)?;
     let cluster = &shared.settings.cluster;
-    let mut upload = cluster.begin_upload().await?;
+    let mut upload = cluster.begin_upload(announced).await?;
     let mut pieces = Pieces::of(body);
     while let Some(piece) = pieces.next().await? {
-        upload.write(piece).await?;
+        if let Err(error) = upload.write(piece).await {
+            pieces.discard().await;
+            return Err(error.into());
+        }
     }
     let (hash, length) = upload.finish(expected).await?;
     cluster.propose(Proposal { by, command: Command::Upload { hash, length } }, None).await?;
@@ -234,6 +237,8 @@ mod bytes_of {
 
     use super::{PIECE_TIMEOUT, Refusal};
 
+    /// Pieces that are read and dropped before a refusal, so that a client that still writes gets to read it.
+    const MAX_DISCARDED: usize = 64;
     /// Bytes that are written at a time: a connection gives a few kilobytes each.
     const PIECE_BYTES: usize = 256 * 1024;
 
@@ -256,6 +261,14 @@ mod bytes_of {
                 }
             }
             Ok((!piece.is_empty()).then(|| piece.into()))
+        }
+
+        pub(super) async fn discard(&mut self) {
+            for _ in 0..MAX_DISCARDED {
+                if !matches!(self.next().await, Ok(Some(_))) {
+                    return;
+                }
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use towline_a2a::{
 };
 use towline_cluster::{BlobError, ClusterHandle};
 use towline_core::{
-    Blob, BlobForm, BlobHash, Command, Content, Message, Principal, TaskId, limits::MAX_SHOWN_BLOB_BYTES,
+    Blob, BlobForm, BlobHash, Command, Content, Message, Principal, Rejection, TaskId, limits::MAX_SHOWN_BLOB_BYTES,
 };
 
 use super::{A2aSettings, handler::unavailable};
@@ -131,12 +131,10 @@ fn link(base: &str, task: TaskId, hash: BlobHash) -> String {
 }
 
 fn not_kept(error: BlobError) -> WireError {
-    match error {
-        BlobError::TooLarge { limit } => {
-            towline_core::Rejection::TooLarge { what: "content of one part in bytes".to_owned(), limit }.into()
-        }
-        error => WireError::unavailable(chain(&error)),
+    if let BlobError::TooLarge { limit } = error {
+        return Rejection::TooLarge { what: "content of one part in bytes".to_owned(), limit }.into();
     }
+    WireError::unavailable(chain(&error))
 }
 
 fn not_shown(error: BlobError) -> WireError {

@@ -57,6 +57,13 @@ async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
         status.committed, status.applied, status.node
     ))?;
     output.line(format!("disk     {:?}{}", status.disk.health, detail(&status.disk.detail)).to_lowercase())?;
+    if status.contents > 0 {
+        let missing = match status.contents_missing {
+            0 => "all held by this node".to_owned(),
+            missing => format!("{missing} not yet held by this node"),
+        };
+        output.line(format!("content  {} beside the log, {missing}", status.contents))?;
+    }
     if let Some(reason) = &status.waits_for_content {
         output.line(format!("waits    a change of the voters: {reason}"))?;
     }

@@ -80,6 +80,11 @@ impl State {
         self.named.blobs.iter().map(|(hash, named)| (*hash, named.length))
     }
 
+    /// How many blobs something names.
+    pub fn named_blob_count(&self) -> usize {
+        self.named.blobs.len()
+    }
+
     /// Whether something names this blob.
     pub fn names_blob(&self, hash: &BlobHash) -> bool {
         self.named.blobs.contains_key(hash)
