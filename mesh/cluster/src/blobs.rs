@@ -215,7 +215,7 @@ impl ClusterHandle {
         self.has_room_for_blobs(length.unwrap_or_default())?;
         let store = self.blobs().store().clone();
         let writer = blocking(move || store.writer()).await?;
-        Ok(Upload { cluster: self.clone(), writer: Some(writer), unchecked: 0 })
+        Ok(Upload { cluster: self.clone(), writer: Some(writer) })
     }
 
     /// Opens a blob, fetching it from another node if this one does not hold it.
@@ -258,8 +258,6 @@ impl ClusterHandle {
 pub struct Upload {
     cluster: ClusterHandle,
     writer: Option<store::Writer>,
-    /// Bytes since room was looked for.
-    unchecked: u64,
 }
 
 impl Upload {
@@ -268,11 +266,7 @@ impl Upload {
     /// # Errors
     /// When it cannot be written: then nothing is kept.
     pub async fn write(&mut self, piece: Bytes) -> Result<(), BlobError> {
-        self.unchecked += piece.len() as u64;
-        if self.unchecked > GROUP_BYTES {
-            self.cluster.has_room_for_blobs(self.unchecked)?;
-            self.unchecked = 0;
-        }
+        self.cluster.has_room_for_blobs(piece.len() as u64)?;
         let Some(mut writer) = self.writer.take() else { return Err(BlobError::Stopping) };
         self.writer = Some(
             blocking(move || {

@@ -28,7 +28,7 @@ use super::{
     BlobError,
     tree::{Groups, TreeHasher, groups_of},
 };
-use crate::kill_points;
+use crate::{kill_points, wal::disk::is_full};
 
 const MARK: [u8; 8] = *b"TOWLBLOB";
 const VALUE_BYTES: u64 = 32;
@@ -304,7 +304,12 @@ fn sync_dir(dir: &Path) -> Result<(), BlobError> {
 
 fn file_error(action: &'static str, path: &Path) -> impl Fn(io::Error) -> BlobError {
     let path = path.to_owned();
-    move |source| BlobError::File { action, path: path.clone(), source: Arc::new(source) }
+    move |source| {
+        if is_full(&source) {
+            return BlobError::NoRoom { reason: format!("disk of {} is full", path.display()) };
+        }
+        BlobError::File { action, path: path.clone(), source: Arc::new(source) }
+    }
 }
 
 #[cfg(test)]

@@ -164,6 +164,6 @@ mod tests {
         }
         assert_eq!(rounds, 3, "the third group of the fifth blob is the nineteenth of all, eight at a time");
         assert!(hashes[..4].iter().all(|hash| store.holds(hash)));
-        assert_eq!(look_through(&store, place), Place::default(), "then it begins anew");
+        assert_eq!(place, Place::default(), "then it begins anew");
     }
 }

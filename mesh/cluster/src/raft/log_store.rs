@@ -150,12 +150,13 @@ impl LogStore {
         self.has_reserve(2)
     }
 
-    /// Whether there is room for so many bytes that are no part of the log.
+    /// Whether there is room for so many bytes that are no part of the log. It is looked up each time: such bytes come faster
+    /// than what is known of the room grows old.
     ///
     /// # Errors
     /// When less than the reserve would be free.
     pub(crate) fn has_room_beside(&self, bytes: u64) -> Result<(), DiskFull> {
-        let Some(Space { free, total }) = self.space() else { return Ok(()) };
+        let Ok(Space { free, total }) = self.0.disk.space(&self.0.dir) else { return Ok(()) };
         let reserve = DISK_RESERVE_BYTES.min(total / DISK_RESERVE_PART);
         if free < reserve.saturating_add(bytes) {
             return Err(DiskFull { dir: self.0.dir.clone(), free, reserve });
