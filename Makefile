@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: verify fmt clippy docs deny test chaos fix demo dev ci
+.PHONY: verify fmt clippy docs deny test chaos sim sim-mutants fix demo dev ci
 
 verify: fmt clippy docs deny test
 
@@ -37,6 +37,18 @@ chaos:
 	$(CARGO) test --workspace --locked --no-run
 	$(if $(TOWLINE_PREVIOUS),$(CARGO) test --workspace --locked --test cluster upgrade)
 	target/debug/towline-chaos --seconds $(CHAOS_SECONDS) $(if $(SEED),--seed $(SEED))
+
+# Fresh seeds of the simulation, and those that failed before. `make sim N=200` for more, `make sim SEED=7` for one and its log.
+N ?= 50
+
+sim:
+	$(CARGO) test --workspace --locked --no-run
+	target/debug/towline-simulation $(if $(SEED),run $(SEED) --log target/simulation/$(SEED).log,many --count $(N))
+
+# Switches on one bug after the other: the simulation has to find each. The product is never built with them.
+sim-mutants:
+	$(CARGO) build --package towline-simulation --features mutants --locked --target-dir target/mutants
+	target/mutants/debug/towline-simulation mutants $(if $(MUTANT),--only $(MUTANT))
 
 fix:
 	$(CARGO) fmt --all

@@ -12,7 +12,7 @@ use std::{
 };
 use towline_core::{Epoch, TaskId};
 
-use crate::task_run::{AgentContext, TaskRunActor, TaskRunArguments, TaskRunMsg};
+use crate::task_run::{AgentContext, Leave, TaskRunActor, TaskRunArguments, TaskRunMsg};
 
 /// Crashes of one task's runs after which the task ends as failed: what crashed that often crashes again.
 const MAX_CRASHES: u32 = 3;
@@ -33,6 +33,8 @@ pub(crate) enum AgentMsg {
     Sync { leases: BTreeMap<TaskId, Epoch> },
     /// This node may not act: stop everything.
     StopAll,
+    /// This node is to be empty, or it stops; none if it is to work again. May be said again.
+    Leave(Option<Leave>),
     /// A crashed run has rested.
     Restart { task: TaskId },
 }
@@ -61,6 +63,7 @@ pub(crate) struct AgentState {
     myself: ActorRef<AgentMsg>,
     context: Arc<AgentContext>,
     runs: BTreeMap<TaskId, Run>,
+    leave: Option<Leave>,
 }
 
 pub(crate) struct AgentActor;
@@ -75,7 +78,7 @@ impl Actor for AgentActor {
         myself: ActorRef<AgentMsg>,
         context: Arc<AgentContext>,
     ) -> Result<AgentState, ActorProcessingErr> {
-        Ok(AgentState { myself, context, runs: BTreeMap::new() })
+        Ok(AgentState { myself, context, runs: BTreeMap::new(), leave: None })
     }
 
     async fn handle(
@@ -89,6 +92,7 @@ impl Actor for AgentActor {
             AgentMsg::Stop { task } => state.stop(task),
             AgentMsg::Sync { leases } => state.sync(leases).await,
             AgentMsg::StopAll => state.stop_all(),
+            AgentMsg::Leave(leave) => state.leave(leave),
             AgentMsg::Restart { task } => state.restart(task).await,
         }
         Ok(())
@@ -175,6 +179,15 @@ impl AgentState {
         all.into_iter().for_each(|task| self.stop(task));
     }
 
+    fn leave(&mut self, leave: Option<Leave>) {
+        self.leave = leave;
+        for run in self.runs.values() {
+            if let Stage::Runs(actor) = &run.stage {
+                tell_to_leave(actor, leave);
+            }
+        }
+    }
+
     async fn restart(&mut self, task: TaskId) {
         let Some(Run { epoch, crashes, stage: Stage::Rests { reason } }) = self.runs.get(&task) else { return };
         let (epoch, crashes) = (*epoch, *crashes);
@@ -188,6 +201,9 @@ impl AgentState {
             TaskRunArguments { context: Arc::clone(&self.context), task, epoch, received: Instant::now(), give_up };
         match Actor::spawn_linked(None, TaskRunActor, arguments, self.myself.get_cell()).await {
             Ok((actor, _)) => {
+                if self.leave.is_some() {
+                    tell_to_leave(&actor, self.leave);
+                }
                 self.runs.insert(task, Run { epoch, crashes, stage: Stage::Runs(actor) });
             }
             Err(error) => {
@@ -232,4 +248,9 @@ impl AgentState {
 fn tell_to_stop(actor: &ActorRef<TaskRunMsg>) {
     // One that has stopped already needs no word; its end is on its way here.
     let _ = actor.cast(TaskRunMsg::Stop);
+}
+
+fn tell_to_leave(actor: &ActorRef<TaskRunMsg>, leave: Option<Leave>) {
+    // One that has stopped has left.
+    let _ = actor.cast(TaskRunMsg::Leave(leave));
 }

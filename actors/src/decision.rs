@@ -149,7 +149,7 @@ fn last_answer(journal: &[Step]) -> Option<(usize, &ModelAnswer)> {
     let at = last_model_step(journal)?;
     match &journal[at].ended.as_ref()?.outcome {
         Outcome::Answered(answer) => Some((at, answer)),
-        Outcome::Returned { .. } | Outcome::Failed { .. } => None,
+        Outcome::Returned { .. } | Outcome::Stored { .. } | Outcome::Failed { .. } => None,
     }
 }
 
@@ -168,7 +168,7 @@ fn turn_of_the_model(situation: &Situation<'_>) -> Next {
             Outcome::Failed { error_type, message } => {
                 return Next::Fail(format!("the model call failed ({error_type}): {message}"));
             }
-            Outcome::Answered(_) | Outcome::Returned { .. } => {}
+            Outcome::Answered(_) | Outcome::Returned { .. } | Outcome::Stored { .. } => {}
         }
     }
     let model_calls = journal.iter().filter(|step| matches!(step.intent, Intent::Model { .. })).count();

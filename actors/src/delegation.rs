@@ -19,9 +19,10 @@ use std::{sync::Arc, time::Duration};
 use tokio::task::JoinHandle;
 use tokio_util::task::AbortOnDropHandle;
 use towline_a2a::{A2aClient, ClientError, RemoteTask};
+use towline_cluster::BlobError;
 use towline_core::{Artifact, Message, NodeId, Outcome, StepNo, TaskId, TaskState, TraceContext};
 
-use crate::{orphans::Orphan, shared::Shared, task_run::TaskRunMsg};
+use crate::{orphans::Orphan, shared::Shared, stored, task_run::TaskRunMsg};
 
 /// Longest time that a peer gets to hear of a cancellation.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -177,6 +178,12 @@ fn follow(job: Job, shared: Arc<Shared>, actor: ActorRef<DelegationMsg>) -> Abor
             // An actor that has stopped wants no news.
             let _ = actor.cast(DelegationMsg::News(news));
         };
+        let mut job = job;
+        if let Err(error) = with_content(&mut job, &shared).await {
+            let message = format!("delegate to {}: read the message: {error}", job.target);
+            let error_type = "content_unavailable".to_owned();
+            return tell(News::Ended(Outcome::Failed { error_type, message }));
+        }
         let end = if job.own_mesh {
             mesh::follow(&job, &shared, &tell).await
         } else {
@@ -185,6 +192,15 @@ fn follow(job: Job, shared: Arc<Shared>, actor: ActorRef<DelegationMsg>) -> Abor
         tell(end);
     });
     AbortOnDropHandle::new(follower)
+}
+
+/// What is sent is whole: the peer has another blob store, or keeps it anew.
+async fn with_content(job: &mut Job, shared: &Shared) -> Result<(), BlobError> {
+    stored::with_parts(&shared.cluster, &mut job.message).await?;
+    match &mut job.answer {
+        Some(answer) => stored::with_parts(&shared.cluster, answer).await,
+        None => Ok(()),
+    }
 }
 
 /// Wait before something is tried again: doubles from `first` up to `longest`.

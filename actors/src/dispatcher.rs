@@ -16,14 +16,14 @@ use std::{
 };
 use tokio::sync::{Semaphore, broadcast::error::RecvError};
 use tokio_util::task::AbortOnDropHandle;
-use towline_core::{AgentName, Effect, Epoch, TaskId};
+use towline_core::{AgentName, Draining, Effect, Epoch, TaskId};
 
 use crate::{
     agent::{AgentActor, AgentMsg},
     mcp_connection::McpHandle,
     orphans,
     shared::Shared,
-    task_run::AgentContext,
+    task_run::{AgentContext, Leave},
 };
 
 /// How often what runs is compared with the state, beside the hints.
@@ -49,6 +49,8 @@ pub(crate) enum DispatcherMsg {
     Reconcile,
     /// Whether this node may act.
     Session(bool),
+    /// This node stops in a moment: nothing new is begun.
+    Quiet,
     /// A crashed connection has rested.
     Reconnect { server: String },
 }
@@ -61,6 +63,9 @@ pub(crate) struct DispatcherState {
     resting: BTreeMap<AgentName, Instant>,
     connections: BTreeMap<ActorId, String>,
     restarts: BTreeMap<String, VecDeque<Instant>>,
+    /// What the state says of this node, and when its patience ends.
+    draining: Option<(Draining, Instant)>,
+    is_quiet: bool,
     _listeners: Vec<AbortOnDropHandle<()>>,
 }
 
@@ -84,6 +89,8 @@ impl Actor for DispatcherActor {
             resting: BTreeMap::new(),
             connections: BTreeMap::new(),
             restarts: BTreeMap::new(),
+            draining: None,
+            is_quiet: false,
         };
         let servers: Vec<String> = state.shared.config.servers.iter().map(|server| server.name.clone()).collect();
         for server in servers {
@@ -103,6 +110,10 @@ impl Actor for DispatcherActor {
             DispatcherMsg::Reconcile => state.reconcile().await,
             DispatcherMsg::Session(true) => state.reconcile().await,
             DispatcherMsg::Session(false) => state.stop_runs(),
+            DispatcherMsg::Quiet => {
+                state.is_quiet = true;
+                state.tell_to_leave();
+            }
             DispatcherMsg::Reconnect { server } => {
                 if let Err(error) = state.connect(&server).await {
                     state.rest_connection(server, &error.to_string());
@@ -188,7 +199,8 @@ impl DispatcherState {
             return;
         }
         let (node, boot) = (self.shared.cluster.node_id(), self.shared.cluster.boot());
-        let (placed, mut leases) = self.shared.cluster.local(|state| {
+        let (draining, placed, mut leases) = self.shared.cluster.local(|state| {
+            let draining = state.node(node).and_then(|node| node.draining);
             let placed: BTreeSet<AgentName> = state.agents_on(node).map(|agent| agent.spec.name.clone()).collect();
             let mut leases: BTreeMap<AgentName, BTreeMap<TaskId, Epoch>> = BTreeMap::new();
             for task in state.tasks_of(node) {
@@ -196,7 +208,7 @@ impl DispatcherState {
                     leases.entry(task.agent.clone()).or_default().insert(task.id, lease.epoch);
                 }
             }
-            (placed, leases)
+            (draining, placed, leases)
         });
         let wanted: BTreeSet<AgentName> = placed.into_iter().chain(leases.keys().cloned()).collect();
         self.agents.retain(|name, agent| {
@@ -212,6 +224,28 @@ impl DispatcherState {
                 tell(&agent, AgentMsg::Sync { leases });
             }
         }
+        self.drain(draining);
+    }
+
+    /// Said again at each comparison while the node is drained: another node may have become able to take a task.
+    fn drain(&mut self, draining: Option<Draining>) {
+        let was_draining = self.draining.is_some();
+        self.draining = draining.map(|draining| match self.draining {
+            Some((known, until)) if known == draining => (known, until),
+            Some(_) | None => (draining, Instant::now() + Duration::from_millis(draining.patience_ms)),
+        });
+        if was_draining || self.draining.is_some() {
+            self.tell_to_leave();
+        }
+    }
+
+    fn leave(&self) -> Option<Leave> {
+        if self.is_quiet { Some(Leave::Stop) } else { self.draining.map(|(_, until)| Leave::Move { until }) }
+    }
+
+    fn tell_to_leave(&self) {
+        let leave = self.leave();
+        self.agents.values().for_each(|agent| tell(agent, AgentMsg::Leave(leave)));
     }
 
     fn stop_runs(&mut self) {
@@ -234,6 +268,9 @@ impl DispatcherState {
         let context = AgentContext { shared: Arc::clone(&self.shared), agent: config.clone(), permits };
         match Actor::spawn_linked(None, AgentActor, Arc::new(context), self.myself.get_cell()).await {
             Ok((agent, _)) => {
+                if self.leave().is_some() {
+                    tell(&agent, AgentMsg::Leave(self.leave()));
+                }
                 self.agents.insert(name.clone(), agent.clone());
                 Some(agent)
             }

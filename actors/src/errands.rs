@@ -78,6 +78,7 @@ fn shorten(outcome: &mut towline_core::Outcome) {
         Outcome::Answered(answer) => &mut answer.text,
         Outcome::Returned { content, .. } => content,
         Outcome::Failed { message, .. } => message,
+        Outcome::Stored { .. } => return,
     };
     let end = (0..=MAX_TOLD_BYTES.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     text.truncate(end);

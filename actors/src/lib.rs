@@ -22,6 +22,7 @@ mod orphans;
 mod outbox;
 pub mod prompt;
 mod shared;
+mod stored;
 mod task_run;
 mod thinking;
 mod toolbox;
@@ -29,7 +30,7 @@ mod toolbox;
 use ractor::{Actor, ActorRef};
 use std::{sync::Arc, time::Duration};
 use towline_cluster::ClusterHandle;
-use towline_core::AgentSpec;
+use towline_core::{AgentSpec, Interruption, Step, Task};
 
 pub use config::{
     AgentConfig, McpServerConfig, McpTransport, MeshConfig, ModelConfig, ModelTimeouts, PeerConfig, Provider, Secret,
@@ -46,6 +47,9 @@ const REQUIRED_SERVER_WITHIN: Duration = Duration::from_secs(20);
 
 /// Longest time for everything to stop: a little more than the agents' runs and the connections have.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How often a mesh that stops looks whether it has settled. A report that was on its way has been committed by then.
+const SETTLED_POLL: Duration = Duration::from_millis(100);
 
 /// This node's part of the mesh: its agents and what they use.
 pub struct Mesh {
@@ -78,6 +82,32 @@ impl Mesh {
     /// Where the MCP connections stand, by name.
     pub fn mcp_servers(&self) -> Vec<McpServerStatus> {
         self.shared.servers().iter().map(McpHandle::status).collect()
+    }
+
+    /// Begins nothing new, and waits until nothing is under way that must not run twice, or the time is over: then this
+    /// node can give up its leases and leave no doubt.
+    pub async fn settle(&self, limit: Duration) {
+        if self.dispatcher.cast(DispatcherMsg::Quiet).is_err() {
+            return;
+        }
+        let settled = async {
+            // What was begun just before the word came is seen at the second look.
+            loop {
+                tokio::time::sleep(SETTLED_POLL).await;
+                if !self.has_unrepeatable_steps() {
+                    return;
+                }
+            }
+        };
+        if tokio::time::timeout(limit, settled).await.is_err() {
+            tracing::warn!(?limit, "a call that must not run twice has not ended: its task will ask");
+        }
+    }
+
+    fn has_unrepeatable_steps(&self) -> bool {
+        let cluster = &self.shared.cluster;
+        let in_doubt = |step: &Step| step.intent.when_interrupted() == Interruption::InDoubt;
+        cluster.local(|state| state.tasks_of(cluster.node_id()).flat_map(Task::open_steps).any(in_doubt))
     }
 
     /// Stops everything, and waits for it.

@@ -104,6 +104,7 @@ fn chunk_size(word: &OwnerWord) -> usize {
         | OwnerWord::StepEnded { .. }
         | OwnerWord::AskPerson { .. }
         | OwnerWord::Doubt { .. }
+        | OwnerWord::Released
         | OwnerWord::Finished { .. } => 0,
     }
 }

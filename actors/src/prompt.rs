@@ -13,7 +13,7 @@
 use regex::Regex;
 use serde_json::json;
 use std::{borrow::Cow, sync::LazyLock};
-use towline_core::{Intent, Message, Outcome, Step, ToolCall};
+use towline_core::{Intent, Message, Outcome, Part, Step, ToolCall};
 
 use crate::{
     config::AgentConfig,
@@ -127,6 +127,7 @@ fn observation(step: &Step) -> Option<(String, bool)> {
     match outcome(step)? {
         Outcome::Answered(_) => None,
         Outcome::Returned { content, is_error } => Some((text(content), *is_error)),
+        Outcome::Stored { blob, is_error } => Some((text(&format!("[{} bytes of text]", blob.length)), *is_error)),
         Outcome::Failed { error_type, message } => Some((text(&format!("failed ({error_type}): {message}")), true)),
     }
 }
@@ -154,13 +155,17 @@ fn readable(message: &Message) -> String {
             Content::Text(text) => Cow::Borrowed(text.as_str()),
             Content::Data(value) => Cow::Owned(value.to_string()),
             Content::Url(url) => Cow::Owned(format!("[file at {url}]")),
-            Content::Raw(bytes) => {
-                let name = part.filename.as_deref().unwrap_or("without a name");
-                Cow::Owned(format!("[file {name}, {} bytes]", bytes.len()))
-            }
+            Content::Raw(bytes) => Cow::Owned(file(part, bytes.len() as u64)),
+            Content::Blob(blob) => Cow::Owned(file(part, blob.length)),
         })
         .collect();
     parts.join("\n")
+}
+
+/// A file as a model is told of it.
+fn file(part: &Part, length: u64) -> String {
+    let name = part.filename.as_deref().unwrap_or("without a name");
+    format!("[file {name}, {length} bytes]")
 }
 
 /// Puts text from outside between fences.

@@ -12,6 +12,7 @@
 //! few times per run; then its step fails.
 
 mod doubt;
+mod leaving;
 mod spans;
 mod view;
 
@@ -23,7 +24,7 @@ use std::{
 };
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
-use towline_cluster::ProposeError;
+use towline_cluster::{BlobError, ClusterHandle, ProposeError};
 use towline_core::{
     Asked, Command, Doubt, Epoch, Intent, Message, Metadata, ModelAnswer, Outcome, OwnerReport, OwnerWord, Part,
     Principal, Proposal, Rejection, Role, Step, StepNo, StepRecord, TaskId, TaskState, ToolCall, TraceContext,
@@ -35,14 +36,17 @@ use crate::{
     decision::{self, Next, Situation, with_distinct_ids},
     delegation::{DelegationActor, DelegationArguments, DelegationMsg, Job, News},
     mcp_connection::{CallError, CallRequest, ToolResult},
-    model::{ModelError, ModelRequest},
+    model::{ChatMessage, ModelError, ModelRequest},
     outbox::Outbox,
     prompt,
     shared::{Model, Permits, Shared},
+    stored,
     thinking::{self, Piece, Progress},
     toolbox::{Planned, Toolbox, step_key},
 };
 use view::View;
+
+pub(crate) use leaving::Leave;
 
 /// Name of the artifacts that hold the answers of an agent's model.
 pub(crate) const ANSWER: &str = "answer";
@@ -102,6 +106,10 @@ pub(crate) enum TaskRunMsg {
     Rested { step: StepNo },
     /// The task's caller gives up.
     DeadlinePassed,
+    /// This node is to be empty, or it stops; none if it is to work again.
+    Leave(Option<Leave>),
+    /// A step that may be repeated is waited for no longer.
+    PatienceOver,
     /// The task has ended or moved, or this node may not act: stop.
     Stop,
 }
@@ -125,6 +133,8 @@ enum Phase {
     Beginning,
     /// It works.
     Running,
+    /// It offers the task to another node.
+    Leaving,
     /// Its last word is on its way.
     Ending,
 }
@@ -174,6 +184,10 @@ pub(crate) struct TaskRunState {
     preparing: Option<AbortOnDropHandle<()>>,
     proposing: Option<AbortOnDropHandle<()>>,
     deadline: Option<AbortOnDropHandle<()>>,
+    leave: Option<Leave>,
+    patience: Option<AbortOnDropHandle<()>>,
+    /// Another node has taken the task over, with nothing in doubt.
+    gave_away: bool,
 }
 
 pub(crate) struct TaskRunActor;
@@ -221,6 +235,9 @@ impl Actor for TaskRunActor {
             preparing: None,
             proposing: None,
             deadline: None,
+            leave: None,
+            patience: None,
+            gave_away: false,
         };
         state.prepare();
         state.watch_deadline();
@@ -265,6 +282,8 @@ impl Actor for TaskRunActor {
             TaskRunMsg::DeadlinePassed => {
                 state.finish(TaskState::Failed, Some("the deadline of the task passed".to_owned()));
             }
+            TaskRunMsg::Leave(leave) => state.leave(leave).await?,
+            TaskRunMsg::PatienceOver => state.advance().await?,
             TaskRunMsg::Stop => state.stop(),
         }
         Ok(())
@@ -330,11 +349,13 @@ impl TaskRunState {
         self.toolbox = toolbox;
         match self.phase {
             Phase::Preparing => {
-                self.begin();
+                if self.leave != Some(Leave::Stop) {
+                    self.begin();
+                }
                 Ok(())
             }
             Phase::Running => self.advance().await,
-            Phase::Beginning | Phase::Ending => Ok(()),
+            Phase::Beginning | Phase::Leaving | Phase::Ending => Ok(()),
         }
     }
 
@@ -411,6 +432,7 @@ impl TaskRunState {
                 OwnerWord::StepStarted { step, .. } | OwnerWord::StepRestarted { step, .. } => {
                     self.mine.insert(step);
                 }
+                OwnerWord::Released => return self.released().await,
                 OwnerWord::AskPerson { .. } | OwnerWord::Doubt { .. } | OwnerWord::Finished { .. } => {
                     self.stop();
                     return Ok(());
@@ -458,7 +480,9 @@ impl TaskRunState {
                 self.stop();
                 Ok(())
             }
-            Rejection::TooLarge { .. } if !matches!(words.as_slice(), [OwnerWord::Finished { .. }]) => {
+            Rejection::TooLarge { .. } | Rejection::Full { .. }
+                if !matches!(words.as_slice(), [OwnerWord::Finished { .. }]) =>
+            {
                 self.phase = Phase::Running;
                 self.finish(TaskState::Failed, Some(format!("stopped: {rejection}")));
                 Ok(())
@@ -511,6 +535,7 @@ impl TaskRunState {
                 return Ok(());
             }
             let next = self.decide();
+            let Some(next) = self.unless_leaving(next) else { return Ok(()) };
             if self.permits.is_none() && self.needs_permit(&next) {
                 self.prepare();
                 return Ok(());
@@ -643,10 +668,12 @@ impl TaskRunState {
         if let Some(mut span) = self.step_spans.remove(&step) {
             match &outcome {
                 Outcome::Failed { error_type, message } => span.fail(error_type, message),
-                Outcome::Returned { is_error: true, .. } => {
+                Outcome::Returned { is_error: true, .. } | Outcome::Stored { is_error: true, .. } => {
                     span.fail(names::error::TOOL_ERROR, "the call returned an error")
                 }
-                Outcome::Returned { is_error: false, .. } | Outcome::Answered(_) => {}
+                Outcome::Returned { is_error: false, .. }
+                | Outcome::Stored { is_error: false, .. }
+                | Outcome::Answered(_) => {}
             }
             span.end();
         }
@@ -715,22 +742,19 @@ impl TaskRunState {
         let request = ModelRequest {
             model: self.model_name(),
             system: prompt::system(&context.agent),
-            messages: self
-                .view
-                .history
-                .first()
-                .map_or_else(Vec::new, |request| prompt::conversation(request, &self.view.journal)),
+            messages: Vec::new(),
             tools: Vec::new(),
             seed: format!("{}/{}", self.id(), self.view.turn.number),
             agent: context.agent.name.to_string(),
             trace: Some(step.span),
         };
+        let read = (self.view.history.first().cloned(), self.view.journal.clone());
         let cancel = CancellationToken::new();
         let canceled = cancel.clone();
         let task = tokio::spawn(async move {
             tokio::select! {
                 () = canceled.cancelled() => {}
-                () = ask_model(context, myself, no, attempt, request) => {}
+                () = ask_model(context, myself, (no, attempt), request, read) => {}
             }
             None
         });
@@ -880,7 +904,26 @@ impl TaskRunState {
     fn tool_returned(&mut self, step: StepNo, result: Result<ToolResult, CallError>) {
         match result {
             Err(error) if error.may_have_happened => self.call_lost(step, error),
-            result => self.end_step(step, tool_outcome(result)),
+            Ok(mut result) => {
+                self.show_files(step, std::mem::take(&mut result.files));
+                self.end_step(step, tool_outcome(Ok(result)));
+            }
+            Err(error) => self.end_step(step, tool_outcome(Err(error))),
+        }
+    }
+
+    /// What a tool made that is no text becomes an artifact of the task: no model reads it.
+    fn show_files(&mut self, step: StepNo, files: Vec<Part>) {
+        let attempt = self.view.step(step).map_or(1, |step| step.attempt);
+        for (number, file) in files.into_iter().enumerate() {
+            self.outbox.push(OwnerWord::Chunk {
+                artifact_id: format!("step-{step}-file-{number}"),
+                name: file.filename.clone(),
+                parts: vec![file],
+                append: false,
+                last_chunk: true,
+                metadata: Metadata::from([("dev.towline/attempt".to_owned(), attempt.into())]),
+            });
         }
     }
 
@@ -941,8 +984,9 @@ impl TaskRunState {
         self.preparing = None;
         self.proposing = None;
         self.deadline = None;
+        self.patience = None;
         let ended = !self.refresh() || self.view.state.is_terminal();
-        let is_late = !ended && self.has_lost_its_lease();
+        let is_late = !ended && !self.gave_away && self.has_lost_its_lease();
         if is_late {
             let unsaid = self.outbox.take_unsaid();
             self.testify_of(unsaid);
@@ -1025,6 +1069,20 @@ fn what_happened(result: &Result<ToolResult, CallError>) -> Option<Outcome> {
     }
 }
 
+/// Keeps what is large in a report, however long it takes: without it there is nothing to report.
+async fn kept(cluster: &ClusterHandle, report: OwnerReport) -> OwnerReport {
+    let mut wait = FIRST_REPORT_WAIT;
+    loop {
+        let mut kept = report.clone();
+        match cluster.keep_words(&mut kept.words).await {
+            Ok(()) => return kept,
+            Err(error) => tracing::info!(task = %report.task, %error, "large content is kept again"),
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(LONGEST_REPORT_WAIT);
+    }
+}
+
 /// Proposes a report until its fate is known: the same number each time, so that it is applied once.
 async fn propose(
     context: Arc<AgentContext>,
@@ -1034,6 +1092,7 @@ async fn propose(
 ) {
     let cluster = &context.shared.cluster;
     let (task, number) = (report.task, report.number);
+    let report = kept(cluster, report).await;
     let proposal = Proposal { by: Principal::Node(cluster.node_id()), command: Command::Report(report) };
     let mut wait = FIRST_REPORT_WAIT;
     let message = loop {
@@ -1054,24 +1113,40 @@ async fn propose(
 async fn ask_model(
     context: Arc<AgentContext>,
     run: ActorRef<TaskRunMsg>,
-    step: StepNo,
-    attempt: u32,
+    (step, attempt): (StepNo, u32),
     mut request: ModelRequest,
+    read: (Option<Message>, Vec<Step>),
 ) {
+    let read = conversation(&context.shared.cluster, read).await;
     let toolbox = context.shared.toolbox(&context.agent);
     request.tools = prompt::schemas(&toolbox);
-    let answer = match context.model() {
-        Some(model) => {
+    let answer = match (read, context.model()) {
+        (Err(error), _) => Err(ModelError::permanent("content_unavailable", format!("read the task: {error}"))),
+        (Ok(messages), Some(model)) => {
+            request.messages = messages;
             let tell = |progress| {
                 // A run that has stopped shows nothing.
                 let _ = run.cast(TaskRunMsg::Progress { step, attempt, progress });
             };
             thinking::think(model.provider.as_ref(), request, tell).await
         }
-        None => Err(ModelError::permanent("unknown_model", format!("model {} is not set up", context.agent.model))),
+        (Ok(_), None) => {
+            Err(ModelError::permanent("unknown_model", format!("model {} is not set up", context.agent.model)))
+        }
     };
     // A run that has stopped wants no answer.
     let _ = run.cast(TaskRunMsg::Thought { step, attempt, answer, toolbox });
+}
+
+/// The journal as the model sees it, with everything that lies in the blob store in its place.
+async fn conversation(
+    cluster: &ClusterHandle,
+    (request, mut journal): (Option<Message>, Vec<Step>),
+) -> Result<Vec<ChatMessage>, BlobError> {
+    let Some(mut request) = request else { return Ok(Vec::new()) };
+    stored::with_parts(cluster, &mut request).await?;
+    stored::with_outcomes(cluster, &mut journal).await?;
+    Ok(prompt::conversation(&request, &journal))
 }
 
 fn set(span: &mut Span, pair: KeyValue) {

@@ -141,7 +141,14 @@ impl Node {
 }
 
 async fn start_cluster(data: &Path, addresses: NodeAddresses) -> Cluster {
-    Cluster::start(ClusterOptions { data: data.to_owned(), addresses, version: "0".into() }).await.unwrap()
+    Cluster::start(ClusterOptions {
+        data: data.to_owned(),
+        addresses,
+        version: "0".into(),
+        certificate_life: towline_cluster::CERTIFICATE_LIFE,
+    })
+    .await
+    .unwrap()
 }
 
 fn config() -> MeshConfig {

@@ -3,6 +3,7 @@
 //! For the operator of this machine only, by the same rule as the A2A door. Errors are
 //! `{"error": {"code": …, "message": …}}`; 503 means that the cluster has no quorum.
 
+mod members;
 mod resolve;
 
 use std::{
@@ -19,7 +20,7 @@ use axum::{
     extract::{Path, Request, State, rejection::JsonRejection},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{delete, get, post},
+    routing::{get, post},
 };
 use http::{StatusCode, header};
 use serde::{Deserialize, Serialize};
@@ -27,12 +28,14 @@ use serde_json::json;
 use tokio::sync::Mutex;
 use towline_actors::Mesh;
 use towline_cluster::{ClusterHandle, ProposeError, Unavailable};
-use towline_core::{Agent, NodeId, NodeRole, Placement, State as ClusterState, TaskId};
+use towline_core::{Agent, NodeRole, Placement, State as ClusterState, TaskId};
 
 use crate::{
     a2a::{listener::PeerAddress, principal},
     recovered_spans,
 };
+
+pub use members::{DrainView, LeftTask};
 
 /// Longest life of a join token: who needs one later makes one later.
 const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -86,7 +89,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .route("/api/v1/tasks/{id}/trace", get(trace))
         .route(resolve::ROUTE, post(resolve::resolve))
         .route("/api/v1/join-tokens", post(join_token))
-        .route("/api/v1/cluster/nodes/{node}", delete(remove_node))
+        .merge(members::routes())
         .route_layer(middleware::from_fn_with_state(Arc::clone(&api), operator_only))
         .route("/livez", get(async || "ok\n"))
         .route("/healthz", get(health))
@@ -102,12 +105,13 @@ async fn operator_only(State(api): State<Arc<Api>>, request: Request, next: Next
 }
 
 async fn health(State(api): State<Arc<Api>>) -> Response {
-    let has_leader = api.cluster.status().leader.is_some();
-    match (has_leader, api.ready.load(Ordering::Relaxed)) {
-        (true, true) => "ok\n".into_response(),
-        (false, _) => (StatusCode::SERVICE_UNAVAILABLE, "no leader is known\n").into_response(),
-        (true, false) => (StatusCode::SERVICE_UNAVAILABLE, "this node has not registered\n").into_response(),
-    }
+    let reason = match (api.cluster.health(), api.ready.load(Ordering::Relaxed)) {
+        (Ok(()), true) => return "ok\n".into_response(),
+        (Err(reason), true) => reason,
+        (Ok(()), false) => "this node has not registered".to_owned(),
+        (Err(reason), false) => format!("this node has not registered: {reason}"),
+    };
+    (StatusCode::SERVICE_UNAVAILABLE, reason + "\n").into_response()
 }
 
 async fn cluster(State(api): State<Arc<Api>>) -> Response {
@@ -197,13 +201,8 @@ async fn join_token(
         RoleName::Learner => NodeRole::Learner,
     };
     let token = api.cluster.mint_token(role, ttl).await?;
-    Ok(Json(json!({ "token": token, "ttl_ms": request.ttl_ms })).into_response())
-}
-
-async fn remove_node(State(api): State<Arc<Api>>, Path(node): Path<u64>) -> Result<Response, ApiError> {
-    api.cluster.remove_node(NodeId(node)).await?;
-    let keeps_authority = api.cluster.local(|state| state.founder() == NodeId(node));
-    Ok(Json(json!({ "keeps_authority": keeps_authority, "removed": node })).into_response())
+    let join = api.cluster.own_peer_address();
+    Ok(Json(json!({ "join": join, "token": token, "ttl_ms": request.ttl_ms })).into_response())
 }
 
 fn task_id(text: &str) -> Result<TaskId, ApiError> {

@@ -64,7 +64,7 @@ pub enum Command {
     Init(InitArgs),
     /// Runs one node of a cluster
     #[command(
-        after_help = "Examples:\n  towline node -c towline.yaml\n  towline node -c towline.yaml --join 10.0.0.1:7421 --token T\n  towline node -c towline.yaml --set node.listen.http=127.0.0.1:7520"
+        after_help = "Examples:\n  towline node -c towline.yaml\n  TOWLINE_TOKEN=T towline node -c towline.yaml --join 10.0.0.1:7421\n  towline node -c towline.yaml --set node.listen.http=127.0.0.1:7520"
     )]
     Node(NodeArgs),
     /// Sends a message to an agent and shows what comes of it
@@ -126,7 +126,7 @@ pub struct NodeArgs {
     /// Joins the cluster of the node whose peer listener is at ADDR; does nothing if this node is a member
     #[arg(long, value_name = "ADDR", requires = "token")]
     pub join: Option<String>,
-    /// The join token, made with `towline cluster join-token`
+    /// The join token, made with `towline cluster join-token`; in the environment it is in no list of processes
     #[arg(long, value_name = "TOKEN", env = "TOWLINE_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
     /// Puts VALUE over the setting PATH of the file and of the environment; may be given again
@@ -301,12 +301,59 @@ pub enum ClusterCommand {
     #[command(after_help = "Example:\n  towline cluster remove 12")]
     Remove {
         /// Id of the node, as `towline cluster status` shows it
-        #[arg(value_name = "NODE")]
+        #[arg(value_name = "NODE", value_parser = node_id)]
         node: u64,
+    },
+    /// Makes a learner count for the quorum, as soon as it has caught up
+    #[command(after_help = "Example:\n  towline cluster promote 12")]
+    Promote {
+        /// Id of the node, as `towline cluster status` shows it
+        #[arg(value_name = "NODE", value_parser = node_id)]
+        node: u64,
+    },
+    /// Makes a voter count for no quorum; it keeps the log and its tasks. A leader hands over first
+    #[command(after_help = "Example:\n  towline cluster demote 12")]
+    Demote {
+        /// Id of the node, as `towline cluster status` shows it
+        #[arg(value_name = "NODE", value_parser = node_id)]
+        node: u64,
+    },
+    /// Gives a node no more tasks and moves those away that it runs, each at the end of a step
+    #[command(
+        after_help = "Examples:\n  towline cluster drain 12 --wait && systemctl stop towline     # on node 12\n  towline cluster drain 12 --wait --timeout 10m"
+    )]
+    Drain(DrainArgs),
+    /// Gives a drained node tasks again
+    #[command(after_help = "Example:\n  towline cluster undrain 12")]
+    Undrain {
+        /// Id of the node, as `towline cluster status` shows it
+        #[arg(value_name = "NODE", value_parser = node_id)]
+        node: u64,
+    },
+    /// Has the leader hand over to another voter
+    #[command(after_help = "Examples:\n  towline cluster transfer-leader\n  towline cluster transfer-leader --to 12")]
+    TransferLeader {
+        /// Whom to; without it, the voter that is least behind
+        #[arg(long, value_name = "NODE", value_parser = node_id)]
+        to: Option<u64>,
     },
     /// Saves what the cluster holds in a file, or begins a new cluster with it
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
+}
+
+/// `towline cluster drain`
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// Id of the node, as `towline cluster status` shows it
+    #[arg(value_name = "NODE", value_parser = node_id)]
+    pub node: u64,
+    /// How long a step is waited for that another node would run again; one that must not run twice is always waited for
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = crate::config::duration)]
+    pub timeout: std::time::Duration,
+    /// Shows how many tasks are left until none is (exit code 0), or the timeout is over (exit code 5)
+    #[arg(long)]
+    pub wait: bool,
 }
 
 /// `towline cluster snapshot …`
@@ -402,6 +449,10 @@ fn path_and_value(text: &str) -> Result<(String, String), String> {
     }
 }
 
+fn node_id(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "write the number that `towline cluster status` shows for the node, as in 12".to_owned())
+}
+
 fn task_state(text: &str) -> Result<towline_core::TaskState, String> {
     let wanted = text.to_lowercase().replace('_', "-");
     let wanted = wanted.strip_prefix("task-state-").unwrap_or(&wanted);
@@ -442,6 +493,7 @@ mod tests {
             &["towline", "send", "a", "x", "--async", "--wait"],
             &["towline", "node", "--set", "x"],
             &["towline", "nope"],
+            &["towline", "cluster", "promote", "b"],
         ] {
             let error = Cli::try_parse_from(args).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{args:?}");

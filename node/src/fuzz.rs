@@ -3,7 +3,7 @@
 use towline_a2a::convert;
 
 use crate::{
-    a2a::fuzz_request,
+    a2a::{blob_range_of, fuzz_request},
     config::{self, Overrides},
 };
 
@@ -24,6 +24,15 @@ pub fn a2a_answer(bytes: &[u8]) {
     drop(convert::send_reply_from_wire(value.clone()));
     drop(convert::page_from_wire(value.clone()));
     drop(convert::card_from_wire(value));
+}
+
+/// The `Range` header of a request for a blob: what is understood lies inside of the blob.
+pub fn blob_range(bytes: &[u8]) {
+    let Some((length, text)) = bytes.split_first_chunk::<8>() else { return };
+    let length = u64::from_le_bytes(*length);
+    if let Some(range) = std::str::from_utf8(text).ok().and_then(|text| blob_range_of(text, length)) {
+        assert!(range.start < range.end && range.end <= length, "{range:?} of {length} bytes");
+    }
 }
 
 /// A configuration file.

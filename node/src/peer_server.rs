@@ -1,14 +1,21 @@
 //! The peer listener: mutual TLS, and the node behind the certificate on every request.
 
-use std::{io, sync::Arc};
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use http::Extensions;
 use rustls::ServerConfig;
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, time::Instant};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use towline_cluster::{PeerIdentity, membership};
+use towline_cluster::{CertifiedNode, PeerIdentity, membership};
 
-use crate::a2a::listener::Handshake;
+use crate::a2a::listener::{GoodUntil, Handshake};
+
+/// Timers do not reach further; certificates of earlier versions have no end.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Accepts nodes of the cluster, and nodes without a certificate that want to enrol: which service takes which is the
 /// services' decision, by the [`PeerIdentity`] of the request.
@@ -30,10 +37,20 @@ impl Handshake for PeerTls {
     async fn handshake(&self, tcp: TcpStream) -> io::Result<(Self::Io, Extensions)> {
         let tls = self.0.accept(tcp).await?;
         let (_, session) = tls.get_ref();
-        // rustls has verified the chain; what is read here is only the name in it.
+        // rustls has verified the chain; what is read here is only what the certificate says.
         let certificate = session.peer_certificates().and_then(|chain| chain.first());
+        let certified = certificate.and_then(membership::certified_node);
         let mut extensions = Extensions::new();
-        extensions.insert(PeerIdentity(certificate.and_then(membership::peer_node_id)));
+        if let Some(certified) = &certified {
+            extensions.insert(GoodUntil(Instant::now() + left(certified)));
+        }
+        extensions.insert(PeerIdentity(certified));
         Ok((tls, extensions))
     }
+}
+
+/// A connection lasts no longer than the certificate that opened it: the node opens another with its renewed one.
+fn left(certified: &CertifiedNode) -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Duration::from_millis(certified.ends.0).saturating_sub(now).min(FAR)
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! logs ▸ config ▸ ports ▸ identity ▸ traces ▸ cluster ▸ listeners ▸ mesh ▸ register ▸ ready
-//!      ◂──────────────────────── traces ◂ cluster ◂ listeners ◂ mesh ◂ resign ◂ streams ◂ signal
+//!      ◂───────────── traces ◂ cluster ◂ listeners ◂ mesh ◂ resign ◂ settle ◂ streams ◂ signal
 //! ```
 //! Up to the ports nothing is touched: a wrong file or a taken port leaves no trace. Traces outlive the runtime, so that
 //! the last spans are exported.
@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use towline_actors::Mesh;
 use towline_cluster::{
     Cluster, ClusterError, ClusterHandle, ClusterOptions, ProposeError, Registration,
-    membership::{self, Identity},
+    membership::{self, Identity, Joining},
 };
 use towline_core::{AgentName, NodeAddresses};
 
@@ -39,6 +39,8 @@ use crate::{
 const REGISTER_PAUSE: Duration = Duration::from_millis(300);
 /// Each step of a stop may take this long. In practice a stop takes well below a second.
 const STOP_STEP: Duration = Duration::from_secs(2);
+/// A call that must not run twice may end within this time: then no task asks whether it happened. Most stops wait for none.
+const STOP_SETTLE: Duration = Duration::from_secs(5);
 /// Runs and connections are told to end; child processes are given a moment before they are killed.
 const STOP_MESH: Duration = Duration::from_secs(5);
 /// The listeners drain connections themselves, within a limit of their own.
@@ -125,8 +127,14 @@ async fn identity(config: &NodeConfig, ports: &Ports, join: Option<(String, Stri
             identity
         }
         (None, Some((address, token))) => {
-            let joined = membership::join(data, &address, &token, &config.node.name, ports.advertised.clone()).await;
-            joined.map_err(cluster_error)?
+            let joining = Joining {
+                address: &address,
+                token: &token,
+                cluster_name: config.cluster.as_deref(),
+                node_name: &config.node.name,
+                addresses: ports.advertised.clone(),
+            };
+            membership::join_as(data, joining).await.map_err(cluster_error)?
         }
         (None, None) => return Err(no_identity(data)),
     };
@@ -137,7 +145,7 @@ async fn identity(config: &NodeConfig, ports: &Ports, join: Option<(String, Stri
 fn no_identity(data: &Path) -> CliError {
     CliError::Usage(format!(
         "data folder {} belongs to no cluster: found one with `towline init --name CLUSTER`, or join one with \
-         `--join ADDR --token TOKEN` (a token is made with `towline cluster join-token`)",
+         `--join ADDR` and a token in TOWLINE_TOKEN (`towline cluster join-token` at a member makes one)",
         data.display()
     ))
 }
@@ -190,6 +198,7 @@ async fn serve(config: NodeConfig, ports: Ports, stop: CancellationToken) -> Res
         data: config.node.data.clone(),
         addresses: ports.advertised.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        certificate_life: config.certificate_life,
     };
     let cluster = Cluster::start(options).await.map_err(cluster_error)?;
     let handle = cluster.handle();
@@ -261,6 +270,9 @@ impl Doors {
         self.api.ready.store(false, Ordering::Relaxed);
         self.stopping.cancel();
         if can_resign {
+            if let Some(mesh) = self.api.mesh.lock().await.as_ref() {
+                mesh.settle(STOP_SETTLE).await;
+            }
             within("resign", STOP_STEP, async {
                 if let Err(error) = handle.resign().await {
                     tracing::warn!(error = chain(&error), "resign: the others find out by themselves");

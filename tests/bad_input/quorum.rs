@@ -47,6 +47,7 @@ async fn without_a_quorum_every_request_is_answered_unavailable_in_time_and_noth
         let ran = run_cli(arguments.iter().copied().chain(["--server", &url])).await;
         assert_eq!(ran.code, EXIT_UNAVAILABLE, "{arguments:?}: {ran:?}");
         assert!(begun.elapsed() < ANSWER_WITHIN, "{arguments:?} took {:?}", begun.elapsed());
+        assert!(!ran.stderr.contains("0ns"), "{arguments:?}: {ran:?}");
     }
     let status = run_cli(["cluster", "status", "--server", &url]).await;
     assert_eq!(status.code, 0, "the node still says how it stands: {status:?}");

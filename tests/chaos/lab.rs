@@ -15,7 +15,7 @@ use rustix::{
     process::{Pid, Signal, kill_process},
     thread::{LinkNameSpaceType, move_into_link_name_space},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{runtime::Handle, sync::oneshot};
 use towline_tests::{free_port, http_client, towline, within};
@@ -25,6 +25,8 @@ const WHOLE_LIMIT: Duration = Duration::from_secs(90);
 
 /// How long one look at a node may take.
 const LOOK_LIMIT: Duration = Duration::from_secs(3);
+/// How long an answer to an operator may take: a proposal looks for a leader for five seconds.
+const OPERATE_LIMIT: Duration = Duration::from_secs(8);
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -145,10 +147,39 @@ impl Lab {
         ip(&["-n", &place.0, "route", action, "blackhole", &format!("{target}/32")]).unwrap();
     }
 
-    /// Starts every node that does not run, and waits until all of them vote and are up.
+    /// Starts every node that does not run, and waits until all of them vote, are up and take tasks.
     pub(crate) async fn heal_and_restart(&self) {
         self.nodes.iter().filter(|node| !node.runs()).for_each(|node| node.start(None));
+        for at in 0..self.nodes.len() {
+            for wish in ["undrain", "promote"] {
+                self.insist(at, wish).await;
+            }
+        }
         self.whole().await;
+    }
+
+    /// Asks for a change of a node through another one. It may be refused, or nobody may be there to take it.
+    pub(crate) async fn operate(&self, at: usize, wish: &str) -> bool {
+        let other = &self.nodes[(at + 1) % self.nodes.len()];
+        let Some(id) = self.id_of(at).await else { return false };
+        let timeout = json!({ "timeout_ms": 1_000 });
+        other.post(format!("/api/v1/cluster/nodes/{id}/{wish}"), timeout).await
+    }
+
+    /// [`Lab::operate`] until it is done.
+    pub(crate) async fn insist(&self, at: usize, wish: &str) {
+        within(WHOLE_LIMIT, wish, async || self.operate(at, wish).await.then_some(())).await;
+    }
+
+    /// Has the leader hand over to whomever it likes.
+    pub(crate) async fn transfer(&self, asked: usize) -> bool {
+        self.nodes[asked].post("/api/v1/cluster/leader".to_owned(), json!({})).await
+    }
+
+    async fn id_of(&self, at: usize) -> Option<u64> {
+        let status = self.nodes[(at + 1) % self.nodes.len()].look("/api/v1/cluster").await?;
+        let members = status["members"].as_array()?;
+        members.iter().find(|member| member["name"] == self.nodes[at].name)?["id"].as_u64()
     }
 
     async fn whole(&self) {
@@ -277,6 +308,16 @@ impl LabNode {
                 return None;
             }
             Some(answer.json().await.unwrap_or_default())
+        })
+        .await
+    }
+
+    /// Whether the node did what it was asked to.
+    async fn post(&self, path: String, body: Value) -> bool {
+        let url = format!("{}{path}", self.url);
+        self.reach(async move {
+            let answer = http_client().post(url).timeout(OPERATE_LIMIT).json(&body).send().await;
+            answer.is_ok_and(|answer| answer.status().is_success())
         })
         .await
     }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! lab       three nodes, each in a network namespace of its own, joined by a bridge
-//! nemesis   kills, stops, isolates and cuts them, one fault at a time, the leader more often than the others
+//! nemesis   kills, stops, isolates, cuts, drains and demotes them, or has one hand over: one fault at a time, the leader
+//!           more often than the others
 //! registers clients that submit, read and cancel through all nodes; their history has to be linearizable
 //! streams   clients that follow long answers and go on elsewhere when a stream breaks; no gap, no duplicate, the same bytes
 //! ```

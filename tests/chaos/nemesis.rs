@@ -21,6 +21,9 @@ enum Fault {
     Isolate,
     CutBothWays,
     CutOneWay,
+    Transfer,
+    Drain,
+    Demote,
 }
 
 /// How many of each.
@@ -56,13 +59,16 @@ pub(crate) async fn torment(lab: &Lab, seed: u64, time: Duration) -> Faults {
 }
 
 fn draw(rng: &mut Rng, can_partition: bool) -> Fault {
-    let kinds = if can_partition { 20 } else { 10 };
+    let kinds = if can_partition { 26 } else { 16 };
     match rng.u32(0..kinds) {
         0..5 => Fault::Kill,
         5 => Fault::KillAll,
         6..10 => Fault::Stop,
-        10..14 => Fault::Isolate,
-        14..17 => Fault::CutBothWays,
+        10..12 => Fault::Transfer,
+        12..14 => Fault::Drain,
+        14..16 => Fault::Demote,
+        16..20 => Fault::Isolate,
+        20..23 => Fault::CutBothWays,
         _ => Fault::CutOneWay,
     }
 }
@@ -89,6 +95,20 @@ async fn inflict(lab: &Lab, fault: Fault, victim: usize, other: usize, outage: D
             lab.isolate(victim, true);
             sleep(outage).await;
             lab.isolate(victim, false);
+        }
+        // What is asked for may be refused: that is one of the things that can happen.
+        Fault::Transfer => {
+            lab.transfer(other).await;
+        }
+        Fault::Drain => {
+            lab.operate(victim, "drain").await;
+            sleep(outage).await;
+            lab.insist(victim, "undrain").await;
+        }
+        Fault::Demote => {
+            lab.operate(victim, "demote").await;
+            sleep(outage).await;
+            lab.insist(victim, "promote").await;
         }
         Fault::CutBothWays | Fault::CutOneWay => {
             let both = fault == Fault::CutBothWays;

@@ -5,6 +5,9 @@
     reason = "a test that cannot go on fails, and says what it measured or drew"
 )]
 
+mod drain;
+mod joining;
+mod membership;
 mod node_death;
 mod removal;
 mod restart;

@@ -1,7 +1,11 @@
 //! A node that is removed is out for good; its tasks go on elsewhere.
 
-use serde_json::Value;
-use towline_tests::{Answer, Cluster, FakeModel, Observer, Plan, eventually, run_cli, state_of, text_message};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use serde_json::{Value, json};
+use std::{net::SocketAddr, path::Path, sync::Arc};
+use towline_tests::{
+    Answer, Cluster, FakeModel, Observer, Plan, TestNode, eventually, run_cli, state_of, text_message,
+};
 
 const SPEAKER: &str = "agents:\n  - { name: speaker, description: Speaks., instruction: Speak., replicas: all }\n";
 
@@ -35,6 +39,14 @@ async fn a_removed_node_loses_its_tasks_and_its_vote_ends_and_cannot_come_back()
     })
     .await;
     assert_eq!(record["id"], Value::from(task));
+
+    let asked = cluster.node(leader);
+    let (status, said) = ask_on_peer_listener(asked, &cluster.node(victim).data(), "speaker").await;
+    assert_eq!(status, 403, "{said}");
+    assert!(said.contains(&format!("node {victim} was removed")), "A2A: {said}");
+    let other = cluster.another_than(&[leader, victim]);
+    let (status, said) = ask_on_peer_listener(asked, &other.data(), "speaker").await;
+    assert_eq!(status, 200, "a member is heard: {said}");
 
     cluster.node_mut(victim).start(None);
     assert_eq!(cluster.node_mut(victim).ended().await, Some(1), "its certificate is refused");
@@ -70,4 +82,26 @@ async fn the_leader_can_be_removed_and_a_dead_voter_makes_room_but_the_last_quor
     assert!(ran.stderr.contains("only 0 of 0 voters would be up"), "{}", ran.said());
     let spoken = cluster.node(next).agent("speaker").send(text_message("m-2", "speak")).await.unwrap();
     assert_eq!(state_of(&spoken), "TASK_STATE_COMPLETED");
+}
+
+/// Speaks A2A with an agent on the peer listener of a node, with the certificate in a data folder.
+async fn ask_on_peer_listener(node: &TestNode, data: &Path, agent: &str) -> (u16, String) {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(data.join("tls/authority.pem")).unwrap()).unwrap();
+    let certificate = CertificateDer::from_pem_file(data.join("tls/node.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_file(data.join("tls/node.key")).unwrap();
+    let tls = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(vec![certificate], key)
+        .unwrap();
+    let address: SocketAddr = node.peer.parse().unwrap();
+    let name = format!("node-{}.test.towline.internal", node.id);
+    let http =
+        reqwest::Client::builder().tls_backend_preconfigured(tls).no_proxy().resolve(&name, address).build().unwrap();
+    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {} });
+    let url = format!("https://{name}:{}/agents/{agent}", address.port());
+    let answer = http.post(url).header("A2A-Version", "1.0").json(&body).send().await.unwrap();
+    (answer.status().as_u16(), answer.text().await.unwrap())
 }

@@ -12,7 +12,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 18] = [
     Target { name: "entry", run: cluster::entry },
     Target { name: "proposal", run: cluster::proposal },
     Target { name: "outcome", run: cluster::outcome },
@@ -22,6 +22,9 @@ pub const TARGETS: [Target; 15] = [
     Target { name: "saved_snapshot", run: cluster::saved_snapshot },
     Target { name: "raft_messages", run: cluster::raft_messages },
     Target { name: "peer_messages", run: cluster::peer_messages },
+    Target { name: "blob_file", run: cluster::blob_file },
+    Target { name: "blob_messages", run: cluster::blob_messages },
+    Target { name: "blob_range", run: towline::fuzz::blob_range },
     Target { name: "enrolment", run: cluster::enrolment },
     Target { name: "join_token", run: cluster::join_token },
     Target { name: "a2a_request", run: towline::fuzz::a2a_request },

@@ -39,18 +39,23 @@ const fn case(job: &'static str, point: &'static str, time: u32) -> Case {
     Case { point, time, job }
 }
 
-/// Every point, and some more than once: the first run of records is another than the tenth. A folder is founded with seven
+/// Every point, and some more than once: the first run of records is another than the tenth. A folder is founded with eight
 /// files, the last of which makes it a node's.
-const CASES: [Case; 26] = [
+const CASES: [Case; 31] = [
     case("found", "folder-file-drafted", 1),
     case("found", "folder-file-drafted", 3),
-    case("found", "folder-file-drafted", 5),
+    case("found", "folder-file-drafted", 6),
     case("found", "folder-file-renamed", 1),
     case("found", "folder-file-renamed", 4),
     case("found", "folder-file-renamed", 5),
+    case("found", "folder-file-renamed", 6),
     case("serve", "folder-file-drafted", 1),
     case("serve", "folder-file-renamed", 1),
     case("serve", "folder-file-renamed", 2),
+    case("serve", "blob-drafted", 1),
+    case("serve", "blob-synced", 1),
+    case("serve", "blob-renamed", 1),
+    case("serve", "blob-renamed", 3),
     case("serve", "vote-saved", 1),
     case("serve", "wal-segment-opened", 1),
     case("serve", "wal-segment-made", 1),

@@ -2,10 +2,10 @@
 
 use std::{env, path::PathBuf, time::Duration};
 
-use towline_cluster::{Cluster, ClusterOptions, Registration, membership};
+use towline_cluster::{CERTIFICATE_LIFE, Cluster, ClusterOptions, Registration, membership};
 use towline_core::{
-    AgentSpec, Command, Message, NodeAddresses, Part, Placement, Principal, Proposal, Role, Submission, TaskId,
-    TraceContext, VShard,
+    AgentSpec, Command, Content, Message, NodeAddresses, Part, Placement, Principal, Proposal, Role, Submission,
+    TaskId, TraceContext, VShard,
 };
 
 /// Names what the process is to do: `found`, `serve` or `check`.
@@ -17,6 +17,8 @@ pub(crate) const DATA: &str = "TOWLINE_KILL_POINT_DATA";
 const TEXT_BYTES: usize = 4_000_000;
 /// So many of the tasks are small, so that the first kills come soon.
 const SMALL: usize = 12;
+/// A file that comes with the small ones lies beside the log.
+const FILE_BYTES: usize = 2_000_000;
 /// More than one segment, so that a snapshot lets one be removed.
 const TASKS: usize = 32;
 
@@ -43,7 +45,8 @@ fn found(data: &std::path::Path) {
 }
 
 async fn start(data: PathBuf) -> Cluster {
-    let options = ClusterOptions { data, addresses: addresses(), version: "test".to_owned() };
+    let (addresses, version) = (addresses(), "test".to_owned());
+    let options = ClusterOptions { data, addresses, version, certificate_life: CERTIFICATE_LIFE };
     let cluster = Cluster::start(options).await.unwrap();
     let agent = AgentSpec {
         name: "reader".parse().unwrap(),
@@ -65,7 +68,8 @@ async fn serve(data: PathBuf) {
         let task = TaskId::from_uuid(uuid::Uuid::now_v7());
         println!("sent {task}");
         let text = if number < SMALL { "read it".to_owned() } else { "x".repeat(TEXT_BYTES) };
-        cluster.handle().propose(submission(&cluster, task, text), None).await.unwrap();
+        let submission = submission(&cluster, task, text, number < SMALL).await;
+        cluster.handle().propose(submission, None).await.unwrap();
         println!("acked {task}");
     }
     cluster.handle().compact().await.unwrap();
@@ -82,11 +86,14 @@ async fn check(data: PathBuf) {
     for task in held.await.unwrap() {
         println!("has {task}");
     }
+    for (hash, length) in handle.local(|state| state.named_blobs().collect::<Vec<_>>()) {
+        handle.open_blob(hash, length).await.unwrap().whole().await.unwrap();
+    }
     cluster.shutdown().await;
 }
 
-fn submission(cluster: &Cluster, task: TaskId, text: String) -> Proposal {
-    let message = Message {
+async fn submission(cluster: &Cluster, task: TaskId, text: String, with_file: bool) -> Proposal {
+    let mut message = Message {
         message_id: task.to_string().parse().unwrap(),
         context_id: None,
         task_id: None,
@@ -96,6 +103,11 @@ fn submission(cluster: &Cluster, task: TaskId, text: String) -> Proposal {
         extensions: Vec::new(),
         reference_task_ids: Vec::new(),
     };
+    if with_file {
+        let file = task.to_string().repeat(FILE_BYTES / 36).into_bytes();
+        message.parts.push(Part { content: Content::Raw(file), ..Part::text("") });
+        cluster.handle().keep_message(&mut message).await.unwrap();
+    }
     let submission = Submission {
         task,
         fresh_context: "c".parse().unwrap(),

@@ -218,6 +218,13 @@ impl TestNode {
         .await;
     }
 
+    /// Status code and text of `/healthz`, if it answers.
+    pub async fn health(&self) -> Option<(u16, String)> {
+        let answer = http_client().get(format!("{}/healthz", self.url)).timeout(OPERATOR_LIMIT).send().await.ok()?;
+        let code = answer.status().as_u16();
+        Some((code, answer.text().await.ok()?))
+    }
+
     /// Its log so far.
     pub fn log_text(&self) -> String {
         fs::read_to_string(self.log()).unwrap_or_default()
@@ -295,7 +302,12 @@ impl Cluster {
 
     /// A token for one more voter.
     pub async fn join_token(&self) -> String {
-        let ran = run_cli(["cluster", "join-token", "--server", &self.nodes[0].url]).await;
+        self.join_token_for("voter").await
+    }
+
+    /// A token for one more node of this role.
+    pub async fn join_token_for(&self, role: &str) -> String {
+        let ran = run_cli(["cluster", "join-token", "--role", role, "--server", &self.nodes[0].url]).await;
         assert_eq!(ran.code, 0, "towline cluster join-token: {}", ran.said());
         ran.stdout.trim().to_owned()
     }

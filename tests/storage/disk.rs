@@ -1,6 +1,6 @@
 //! Disks that fail: what a node does, and what it says. Each test has a file system of its own, which needs root.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{
     fs::{self, File},
     io::Write,
@@ -8,7 +8,7 @@ use std::{
     process::Command,
     time::Duration,
 };
-use towline_tests::{Answer, FakeModel, TestNode, state_of, text_message};
+use towline_tests::{Answer, FakeModel, TestNode, http_client, state_of, text_message};
 
 const SPEAKER: &str = "agents:\n  - { name: speaker, description: S., instruction: S. }\n";
 
@@ -23,8 +23,10 @@ async fn a_failed_fsync_ends_the_node_and_what_was_confirmed_is_there_when_it_is
 
     disk.fail();
     let speaker = node.agent("speaker");
-    // Large enough to need blocks that the disk does not have.
-    let sent = tokio::time::timeout(ANSWER_WITHIN, speaker.send(text_message("m-2", &"x".repeat(3_000_000)))).await;
+    // Large enough to need blocks that the disk does not have, in parts that are small enough for the log.
+    let parts: Vec<Value> = (0..200).map(|_| json!({ "text": "x".repeat(15_000) })).collect();
+    let message = json!({ "messageId": "m-2", "role": "ROLE_USER", "parts": parts });
+    let sent = tokio::time::timeout(ANSWER_WITHIN, speaker.send(message)).await;
     assert!(!matches!(sent, Ok(Ok(_))), "what the disk refused is not confirmed: {sent:?}");
     assert_eq!(node.ended().await, Some(1));
     assert!(node.log_text().contains("log can no longer be written"), "{}", node.log_text());
@@ -35,6 +37,37 @@ async fn a_failed_fsync_ends_the_node_and_what_was_confirmed_is_there_when_it_is
     assert_eq!(node.agent("speaker").get(done["id"].as_str().unwrap()).await.unwrap(), done);
     let again = node.agent("speaker").send(text_message("m-3", "speak")).await.unwrap();
     assert_eq!(state_of(&again), "TASK_STATE_COMPLETED");
+    node.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn content_for_which_the_disk_has_no_room_is_refused_and_the_log_keeps_its_reserve() {
+    let model = FakeModel::start(|_| Answer::say("spoken")).await;
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = TestNode::new(folder.path(), "a", 8, &(model.config() + SPEAKER));
+    let _disk = SmallDisk::mount(&node.data());
+    node.init().await;
+    node.start(None);
+    node.ready().await;
+    let upload = async |mebibytes: usize| {
+        let pieces = (0..mebibytes).map(|_| Ok::<_, std::io::Error>(vec![7; 1 << 20]));
+        let body = reqwest::Body::wrap_stream(futures::stream::iter(pieces));
+        http_client().post(format!("{}/blobs", node.url)).body(body).send().await.unwrap()
+    };
+
+    let refused = upload(SMALL_DISK_MIB).await;
+    assert_eq!(refused.status(), 503);
+    assert!(refused.headers().contains_key("retry-after"));
+    let said: Value = refused.json().await.unwrap();
+    assert!(said["error"]["message"].as_str().unwrap().contains("are kept for the log"), "{said}");
+    let announced = http_client().post(format!("{}/blobs", node.url)).body(vec![7; SMALL_DISK_MIB << 20]);
+    if let Ok(answer) = announced.send().await {
+        assert_eq!(answer.status(), 503, "it is refused before it has come");
+    }
+
+    assert_eq!(upload(8).await.status(), 201, "nothing is left of what was refused");
+    let done = node.agent("speaker").send(text_message("m-1", "speak")).await.unwrap();
+    assert_eq!(state_of(&done), "TASK_STATE_COMPLETED");
     node.kill().await;
 }
 
@@ -66,6 +99,27 @@ async fn node_with_a_task(folder: &Path, model: &FakeModel) -> (TestNode, Failin
     node.ready().await;
     let done = node.agent("speaker").send(text_message("m-1", "speak")).await.unwrap();
     (node, disk, done)
+}
+
+const SMALL_DISK_MIB: usize = 64;
+
+/// A disk with little room. Unmounted on drop.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(at: &Path) -> Self {
+        fs::create_dir_all(at).unwrap();
+        let size = format!("size={SMALL_DISK_MIB}m");
+        run("mount", &["-t", "tmpfs", "-o", &size, "tmpfs", at.to_str().unwrap()]);
+        Self(at.to_owned())
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg("--lazy").arg(&self.0).status();
+        assert!(unmounted.is_ok_and(|status| status.success()) || std::thread::panicking(), "unmount {:?}", self.0);
+    }
 }
 
 /// A file system in a sparse image on a small disk: when that is full, what the file system took cannot be written back,

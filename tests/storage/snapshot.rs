@@ -2,7 +2,8 @@
 
 use std::fs;
 use towline_tests::{
-    Answer, Cluster, FakeModel, Gate, Observer, Plan, TestNode, eventually, run_cli, state_of, text_message,
+    Answer, Cluster, FakeModel, Gate, Observer, Plan, TestNode, eventually, http_client, run_cli, state_of,
+    text_message,
 };
 
 const SPEAKER: &str = "agents:\n  - { name: speaker, description: S., instruction: S., replicas: all }\n";
@@ -20,6 +21,8 @@ async fn a_new_cluster_goes_on_with_what_was_saved_in_another() {
     let mesh = model.config() + SPEAKER;
     let mut old = Cluster::start(Plan::three(mesh.clone())).await;
     let done = old.nodes[1].agent("speaker").send(text_message("m-1", "short")).await.unwrap();
+    let text = "lorem ipsum ".repeat(200_000);
+    let large = old.nodes[2].agent("speaker").send(text_message("m-3", &text)).await.unwrap();
     let running = old.nodes[0].agent("speaker").send_async(text_message("m-2", "long")).await.unwrap();
     let running = running["id"].as_str().unwrap().to_owned();
     let seen = Observer::subscribe(old.nodes[0].agent("speaker").endpoint(), &running, Some(0)).saw(3).await;
@@ -27,7 +30,7 @@ async fn a_new_cluster_goes_on_with_what_was_saved_in_another() {
     let file = old.folder().join("saved.towline");
     let saved = run_cli(["cluster", "snapshot", "save", file.to_str().unwrap(), "--server", &old.nodes[2].url]).await;
     assert_eq!(saved.code, 0, "{saved:?}");
-    assert!(saved.stderr.contains("saved 2 tasks"), "{saved:?}");
+    assert!(saved.stderr.contains("saved 3 tasks"), "{saved:?}");
     let again = run_cli(["cluster", "snapshot", "save", file.to_str().unwrap(), "--server", &old.nodes[2].url]).await;
     assert_eq!(again.code, 2, "a file is never overwritten: {again:?}");
     let old_ids: Vec<u64> = old.nodes.iter().map(|node| node.id).collect();
@@ -46,6 +49,10 @@ async fn a_new_cluster_goes_on_with_what_was_saved_in_another() {
     let speaker = first.agent("speaker");
     assert_eq!(speaker.get(done["id"].as_str().unwrap()).await.unwrap(), done, "what had ended is there");
     assert_eq!(speaker.send(text_message("m-1", "short")).await.unwrap()["id"], done["id"], "messages are known");
+    let large = speaker.get(large["id"].as_str().unwrap()).await.unwrap();
+    let link = large["history"][0]["parts"][0]["url"].as_str().unwrap_or_else(|| panic!("a link: {large}"));
+    let content = http_client().get(link).send().await.unwrap().text().await.unwrap();
+    assert!(content == text, "the content that is beside the log is there");
     let record = eventually("the task that ran to be adopted and to end", async || {
         let record = first.operator(&format!("tasks/{running}")).await?;
         (record["status"]["state"] == "Completed").then_some(record)

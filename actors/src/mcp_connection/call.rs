@@ -1,5 +1,6 @@
 //! Calls a tool: waits for the connection, sends, waits within its time, reads the answer.
 
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use rmcp::{
     RoleClient,
     model::{
@@ -13,6 +14,7 @@ use serde_json::Value;
 use std::{borrow::Cow, error::Error, sync::Arc, time::Duration};
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
+use towline_core::{Content, Metadata, Part, limits::MAX_PARTS};
 
 use super::{CallError, CallRequest, ConnectionMsg, Live, McpHandle, Phase, Published, ToolResult};
 
@@ -27,6 +29,9 @@ const TOTAL_TIMEOUTS: u32 = 10;
 
 /// Largest text of an answer, in bytes: it is journaled, and fed to a model.
 const MAX_TEXT_BYTES: usize = 2 * 1024 * 1024;
+
+/// Largest files of one answer, in bytes together: they are in memory until they are kept.
+const MAX_FILE_BYTES: usize = 32 * 1024 * 1024;
 
 /// What to do while the server is down.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -251,6 +256,7 @@ fn read_result(result: ServerResult) -> Result<ToolResult, CallError> {
     if blocks.is_none() && structured.is_none() && !answer.as_object().is_some_and(serde_json::Map::is_empty) {
         return Err(malformed("it has no content"));
     }
+    let files = files_of(blocks.into_iter().flatten())?;
     let mut text = blocks.into_iter().flatten().map(block_text).collect::<Vec<_>>().join("\n");
     if let (true, Some(structured)) = (text.is_empty(), &structured) {
         text = structured.to_string();
@@ -261,7 +267,42 @@ fn read_result(result: ServerResult) -> Result<ToolResult, CallError> {
             format!("the tool's answer has {} bytes, {MAX_TEXT_BYTES} are read", text.len()),
         ));
     }
-    Ok(ToolResult { text, structured, is_error })
+    Ok(ToolResult { text, structured, files, is_error })
+}
+
+/// The files among content blocks.
+fn files_of<'a>(blocks: impl Iterator<Item = &'a Value>) -> Result<Vec<Part>, CallError> {
+    let mut files: Vec<Part> = Vec::new();
+    let mut bytes = 0;
+    for block in blocks {
+        let Some((data, media_type, uri)) = file_block(block) else { continue };
+        bytes += data.len() / 4 * 3;
+        if bytes > MAX_FILE_BYTES || files.len() == MAX_PARTS {
+            let message =
+                format!("the tool's files have more than {MAX_FILE_BYTES} bytes, or are more than {MAX_PARTS}");
+            return Err(error("too_large", message));
+        }
+        let Ok(content) = BASE64.decode(data) else {
+            return Err(error("malformed_response", "read the tool's answer: a file is not base64".to_owned()));
+        };
+        files.push(Part {
+            content: Content::Raw(content),
+            media_type: media_type.map(str::to_owned),
+            filename: uri.and_then(|uri| uri.rsplit('/').next()).filter(|name| !name.is_empty()).map(str::to_owned),
+            metadata: Metadata::new(),
+        });
+    }
+    Ok(files)
+}
+
+/// Base64, media type and URI of a block that is a file.
+fn file_block(block: &Value) -> Option<(&str, Option<&str>, Option<&str>)> {
+    let field = |path: &str| block.pointer(path).and_then(Value::as_str);
+    match field("/type")? {
+        "image" | "audio" => Some((field("/data")?, field("/mimeType"), None)),
+        "resource" => Some((field("/resource/blob")?, field("/resource/mimeType"), field("/resource/uri"))),
+        _ => None,
+    }
 }
 
 /// The text of a content block; what is no text is named.
@@ -296,6 +337,21 @@ mod tests {
     #[test]
     fn structured_content_alone_is_shown_as_json() {
         assert_eq!(read(json!({ "structuredContent": { "n": 1 } })).unwrap().text, r#"{"n":1}"#);
+    }
+
+    #[test]
+    fn what_is_no_text_is_a_file_beside_it() {
+        let answer = json!({ "content": [
+            { "type": "text", "text": "a" },
+            { "type": "image", "data": "AAEC", "mimeType": "image/png" },
+            { "type": "resource", "resource": { "uri": "file:///x/y.bin", "blob": "/w==", "mimeType": "a/b" } },
+        ] });
+        let result = read(answer).unwrap();
+        assert_eq!(result.text, "a\n[image image/png]\n[resource file:///x/y.bin a/b]");
+        let files: Vec<_> = result.files.iter().map(|file| (&file.content, file.filename.as_deref())).collect();
+        assert_eq!(files, [(&Content::Raw(vec![0, 1, 2]), None), (&Content::Raw(vec![0xff]), Some("y.bin"))]);
+        let broken = json!({ "content": [{ "type": "image", "data": "%" }] });
+        assert_eq!(read(broken).unwrap_err().error_type, "malformed_response");
     }
 
     #[test]

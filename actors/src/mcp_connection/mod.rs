@@ -30,7 +30,7 @@ use tokio::{
     task::JoinHandle,
 };
 use tokio_util::sync::CancellationToken;
-use towline_core::{OnAdoption, StepNo, TaskId, TraceContext};
+use towline_core::{OnAdoption, Part, StepNo, TaskId, TraceContext};
 use towline_trace::{KeyValue, names};
 
 use crate::config::{McpServerConfig, McpTransport};
@@ -99,6 +99,8 @@ pub struct ToolResult {
     pub text: String,
     /// `structuredContent`, if there was any.
     pub structured: Option<Value>,
+    /// Images, sounds and other files that it made.
+    pub files: Vec<Part>,
     /// `isError`: the tool's own word, an observation and not a fault.
     pub is_error: bool,
 }

@@ -117,6 +117,7 @@ fn ended(word: OwnerWord) -> Option<(StepNo, Outcome)> {
         | OwnerWord::Chunk { .. }
         | OwnerWord::AskPerson { .. }
         | OwnerWord::Doubt { .. }
+        | OwnerWord::Released
         | OwnerWord::Finished { .. } => None,
     }
 }

@@ -21,7 +21,10 @@ pub use remote::{
 pub use requests::{
     GetRequest, ListRequest, MAX_PAGE_SIZE, SendRequest, get_request, list_request, send_request, task_request,
 };
-pub use results::{Answer, TaskView, card, event, list_result, send_params, send_result, snapshot, task, task_params};
+pub use results::{
+    Answer, ShownEvent, ShownPage, ShownTask, TaskView, card, event, list_result, send_params, send_result, snapshot,
+    task, task_params,
+};
 
 /// Deepest nesting of structured data in a message. Protobuf decoders give up at 100 levels, each level of JSON costs
 /// three of them, and a result wraps a message deeper than its request did.
@@ -97,6 +100,8 @@ fn part_to_sdk(part: &Part) -> a2a::Part {
             Content::Raw(bytes) => a2a::PartContent::Raw(bytes.clone()),
             Content::Url(url) => a2a::PartContent::Url(url.clone()),
             Content::Data(value) => a2a::PartContent::Data(value.clone()),
+            // Whoever answers puts content or a link in its place before; what it is called is better than nothing.
+            Content::Blob(blob) => a2a::PartContent::Url(format!("blob:{}", blob.hash)),
         },
         filename: part.filename.clone(),
         media_type: part.media_type.clone(),

@@ -261,9 +261,14 @@ impl From<Rejection> for WireError {
             | Rejection::UnknownToken
             | Rejection::TokenExpired
             | Rejection::TokenUsed { .. }
+            | Rejection::NameTaken { .. }
+            | Rejection::AddressTaken { .. }
+            | Rejection::OtherKey { .. }
+            | Rejection::OnlySigner { .. }
             | Rejection::UnknownNode { .. }
             | Rejection::NodeRemoved { .. }
             | Rejection::QuorumNeeds { .. }
+            | Rejection::NotUp { .. }
             | Rejection::AlreadyFounded { .. } => WireError::internal(message),
         }
     }

@@ -10,28 +10,31 @@ mod format;
 mod tests;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     io::{self, BufReader, BufWriter, Read, Write},
     path::Path,
 };
 
 use bytes::Bytes;
+use futures::StreamExt;
 use serde::Serialize;
 use tokio::sync::mpsc;
-use towline_core::{Founder, NodeAddresses, NodeId, State};
+use towline_core::{BlobHash, Founder, NodeAddresses, NodeId, State};
 use towline_proto::v1;
 use uuid::Uuid;
 
 use crate::{
-    ClusterError, ClusterHandle, Identity, Unavailable, leader,
+    BlobError, ClusterError, ClusterHandle, Identity, Unavailable,
+    blobs::{Store, Writer},
+    leader,
     membership::{self, Founding},
     raft::{self, RaftLeaderId, RaftLogId, RaftMembership, RaftSnapshotMeta, RaftStoredMembership},
     wire::WireError,
 };
 
 pub use format::ArchiveError;
-use format::{ArchiveReader, ArchiveWriter};
+use format::{ArchiveReader, ArchiveWriter, Piece};
 
 /// Chunks that are ready before their reader is: it sets the pace.
 const CHUNKS_AHEAD: usize = 4;
@@ -60,19 +63,32 @@ impl ClusterHandle {
     /// an error in between leaves a torn file, which no reader takes.
     ///
     /// # Errors
-    /// When no leader with a quorum answers in time.
+    /// When no leader with a quorum answers in time, or the content of a task cannot be read.
     pub async fn save(&self) -> Result<mpsc::Receiver<io::Result<Bytes>>, Unavailable> {
         let state = self.read(State::clone).await?;
         let head = self.archive_head(&state);
+        self.gather(&state).await?;
         let (chunks, receiver) = mpsc::channel(CHUNKS_AHEAD);
+        let (cluster, runtime) = (self.clone(), tokio::runtime::Handle::current());
         tokio::task::spawn_blocking(move || {
             let out = BufWriter::with_capacity(OUTLET_BYTES, Outlet(chunks.clone()));
-            if let Err(error) = write(&head, &state, out) {
+            let content = |hash, length| Content { cluster: &cluster, runtime: &runtime, hash, length };
+            if let Err(error) = write(&head, &state, content, out) {
                 // A reader that went away needs no word.
                 let _ = chunks.blocking_send(Err(error));
             }
         });
         Ok(receiver)
+    }
+
+    /// Fetches all content that the state names, so that a file is only begun that can be made whole.
+    async fn gather(&self, state: &State) -> Result<(), Unavailable> {
+        for (hash, length) in state.named_blobs() {
+            let opened = self.open_blob(hash, length).await;
+            let missing = |error| Unavailable { reason: format!("save the content of tasks: {error}") };
+            opened.map_err(missing)?;
+        }
+        Ok(())
     }
 
     fn archive_head(&self, state: &State) -> v1::ArchiveHead {
@@ -110,12 +126,14 @@ pub fn restore(
     addresses: NodeAddresses,
 ) -> Result<(Identity, ArchiveSummary), ClusterError> {
     let (saved, mut state) = read(open(file)?)?;
+    // A second time, below: the content is not in memory in between.
     // Behind everything that was saved, so that nothing of the new cluster's log has an index that was used.
     let node = NodeId(saved.index.max(state.last().index) + 1);
     let founding = Founding { cluster_name, node, node_name, addresses };
     let identity = membership::found_with(data, founding, |identity, snapshots| {
         let (name, node_name, addresses) =
             (identity.cluster_name.clone(), identity.node_name.clone(), identity.addresses.clone());
+        restore_blobs(open(file)?, &data.join("blobs"))?;
         state.refound(identity.cluster, name, Founder { node, name: node_name, addresses });
         raft::state_machine::write_first_snapshot(snapshots, &first_meta(identity)?, &state)?;
         Ok(())
@@ -140,10 +158,76 @@ fn open(path: &Path) -> Result<BufReader<File>, ArchiveError> {
     File::open(path).map(BufReader::new).map_err(|source| ArchiveError::File { action: "open", source })
 }
 
-pub(crate) fn write(head: &v1::ArchiveHead, state: &State, out: impl Write) -> io::Result<()> {
-    let mut writer = ArchiveWriter::begin(out, head)?;
+/// A blob of a running cluster, read on a thread that may wait.
+struct Content<'a> {
+    cluster: &'a ClusterHandle,
+    runtime: &'a tokio::runtime::Handle,
+    hash: BlobHash,
+    length: u64,
+}
+
+impl Pieces for Content<'_> {
+    fn each(self, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        let Self { cluster, runtime, hash, length } = self;
+        let content = runtime.block_on(cluster.open_blob(hash, length)).map_err(io::Error::other)?;
+        let mut pieces = std::pin::pin!(content.range(0, length));
+        while let Some(piece) = runtime.block_on(pieces.next()) {
+            take(&piece.map_err(io::Error::other)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Content that comes piece by piece.
+pub(crate) trait Pieces {
+    /// Hands on every piece.
+    fn each(self, take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()>;
+}
+
+impl Pieces for Vec<u8> {
+    fn each(self, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        take(&self)
+    }
+}
+
+pub(crate) fn write<P: Pieces>(
+    head: &v1::ArchiveHead,
+    state: &State,
+    content: impl Fn(BlobHash, u64) -> P,
+    out: impl Write,
+) -> io::Result<()> {
+    let with_blobs = state.named_blobs().next().is_some();
+    let mut writer = ArchiveWriter::begin(out, head, with_blobs)?;
     state.serialize(&mut rmp_serde::Serializer::new(&mut writer).with_struct_map()).map_err(io::Error::other)?;
+    for (hash, length) in state.named_blobs() {
+        writer.blob(&v1::BlobName { hash: hash.as_bytes().to_vec().into(), length })?;
+        content(hash, length).each(|piece| writer.content(piece))?;
+    }
     writer.finish()
+}
+
+/// Writes the blobs of a saved snapshot into a folder, each as its name says.
+fn restore_blobs(input: impl Read, dir: &Path) -> Result<(), ClusterError> {
+    let damaged = |error: BlobError| ArchiveError::Blob { reason: error.to_string() };
+    let (mut reader, _) = ArchiveReader::begin(input)?;
+    let store = Store::open(dir).map_err(|source| ArchiveError::File { action: "restore the content of", source })?;
+    let mut writing: Option<(BlobHash, Writer)> = None;
+    loop {
+        let piece = reader.next_piece()?;
+        if let Some(Piece::Content(bytes)) = &piece {
+            let (_, writer) = writing.as_mut().ok_or(ArchiveError::Blob { reason: "content has no name".into() })?;
+            writer.write(bytes).map_err(damaged)?;
+            continue;
+        }
+        if let Some((hash, writer)) = writing.take() {
+            writer.finish(Some(hash)).map_err(damaged)?;
+        }
+        match piece {
+            Some(Piece::Blob(hash)) => writing = Some((hash, store.writer().map_err(damaged)?)),
+            Some(Piece::Content(_)) | None => break,
+        }
+    }
+    Ok(())
 }
 
 /// Reads a saved snapshot, and nothing of it that is not checked.
@@ -154,9 +238,19 @@ pub(crate) fn read(input: impl Read) -> Result<(ArchiveSummary, State), ArchiveE
         return Err(failure);
     }
     let undecodable = |source| ArchiveError::Content { source: Box::new(WireError::Decode { what: "state", source }) };
-    let state = decoded.map_err(undecodable)?;
-    reader.finish()?;
-    Ok((summary(head)?, state))
+    let state: State = decoded.map_err(undecodable)?;
+    let mut blobs = BTreeSet::new();
+    while let Some(piece) = reader.next_piece()? {
+        match piece {
+            Piece::Blob(hash) => drop(blobs.insert(hash)),
+            Piece::Content(_) => {}
+        }
+    }
+    let missing = state.named_blobs().map(|(hash, _)| hash).find(|hash| !blobs.contains(hash));
+    match missing {
+        Some(hash) => Err(ArchiveError::Blob { reason: format!("blob {hash} is not in it") }),
+        None => Ok((summary(head)?, state)),
+    }
 }
 
 fn summary(head: v1::ArchiveHead) -> Result<ArchiveSummary, ArchiveError> {

@@ -10,7 +10,7 @@ use towline_proto::v1::{self, peer_client::PeerClient};
 
 use crate::{
     ClusterError, Identity, ProposeError, Unavailable,
-    certificates::Credentials,
+    credentials::Credentials,
     handle::{self, Attempt, RETRY_AFTER},
     leader::Written,
     membership::Folder,

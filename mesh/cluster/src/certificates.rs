@@ -1,45 +1,71 @@
-//! The cluster's own certificate authority, and the TLS that rests on it.
+//! The cluster's certificate authority, and what a certificate says.
 //!
 //! A certificate names its node as `node-<id>.<cluster>.towline.internal`, so both sides of every connection know which
-//! node they talk to, wherever it is reached. Certificates have no end date: a node leaves by its membership.
+//! node they talk to, wherever it is reached. Every voter has the key of the authority, so that each can sign. What keeps
+//! a former voter, which may have kept that key, from making members is that the state knows each node's own key
+//! (`roster`): a signature alone lets nobody in.
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose,
+    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, date_time_ymd,
 };
-use rustls::{
-    RootCertStore,
-    pki_types::{CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName},
-    server::WebPkiClientVerifier,
-    version::TLS13,
-};
-use towline_core::NodeId;
+use rustls::pki_types::{CertificateSigningRequestDer, ServerName};
+use towline_core::{NodeId, NodeKey, Timestamp};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 pub(crate) use rustls::pki_types::CertificateDer;
 
 use crate::ClusterError;
 
+/// How long a node's certificate is good: long enough that a cluster in which nothing can be signed for a week goes on,
+/// short enough that a stolen disk is worth nothing before long.
+pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// A longer life comes from a version whose certificates had no end: such a certificate is renewed at once.
+pub(crate) const LONGEST_LIFE: Duration = Duration::from_secs(400 * 24 * 3600);
+/// A certificate begins this much before it was signed: the clocks of nodes may differ by as much.
+pub(crate) const CLOCK_SKEW: Duration = Duration::from_secs(600);
+
 /// Under this name every member answers a node that does not know yet whom it dials: one that joins.
 const MEMBER_NAME: &str = "member.towline.internal";
 const DOMAIN: &str = "towline.internal";
 
-/// What a connection may speak.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Alpn {
-    /// gRPC.
-    Http2,
-    /// A2A and the operator API beside it.
-    Http2AndHttp1,
+/// What a certificate says of the node that has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CertifiedNode {
+    /// The node.
+    pub node: NodeId,
+    /// Name of its cluster.
+    pub cluster_name: String,
+    /// The key that the certificate is over.
+    pub key: NodeKey,
+    /// When it ends.
+    pub ends: Timestamp,
 }
 
-impl Alpn {
-    fn protocols(self) -> Vec<Vec<u8>> {
-        match self {
-            Alpn::Http2 => vec![b"h2".to_vec()],
-            Alpn::Http2AndHttp1 => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
-        }
+/// From when and until when a certificate is good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Validity {
+    pub(crate) from: Timestamp,
+    pub(crate) ends: Timestamp,
+}
+
+impl Validity {
+    pub(crate) fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
+        let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+        let at = |seconds: i64| Timestamp(u64::try_from(seconds).unwrap_or_default().saturating_mul(1_000));
+        let validity = parsed.validity();
+        Some(Self { from: at(validity.not_before.timestamp()), ends: at(validity.not_after.timestamp()) })
+    }
+
+    /// How long it is good, counted from when it was signed.
+    pub(crate) fn life(self) -> Duration {
+        Duration::from_millis(self.ends.0.saturating_sub(self.from.0)).saturating_sub(CLOCK_SKEW)
+    }
+
+    pub(crate) fn has_ended(self, now: Timestamp) -> bool {
+        now >= self.ends
     }
 }
 
@@ -53,15 +79,27 @@ pub(crate) fn member_name() -> ServerName<'static> {
     ServerName::try_from(MEMBER_NAME).expect("the constant is a DNS name")
 }
 
-/// The node that a certificate names, and its cluster.
-pub(crate) fn named_node(certificate: &CertificateDer<'_>) -> Option<(NodeId, String)> {
+/// What a certificate of a cluster says.
+pub(crate) fn read(certificate: &CertificateDer<'_>) -> Option<CertifiedNode> {
+    let validity = Validity::of(certificate)?;
     let certificate = webpki::EndEntityCert::try_from(certificate).ok()?;
-    certificate.valid_dns_names().find_map(parse_node_name)
+    let (node, cluster_name) = certificate.valid_dns_names().find_map(parse_node_name)?;
+    let key = hash_of_key(certificate.subject_public_key_info().as_ref());
+    Some(CertifiedNode { node, cluster_name, key, ends: validity.ends })
 }
 
 pub(crate) fn parse_node_name(name: &str) -> Option<(NodeId, String)> {
     let (id, cluster) = name.strip_suffix(DOMAIN)?.strip_suffix('.')?.strip_prefix("node-")?.split_once('.')?;
     Some((NodeId(id.parse().ok()?), cluster.to_owned()))
+}
+
+/// What the cluster knows a key by.
+pub(crate) fn node_key(key: &KeyPair) -> NodeKey {
+    hash_of_key(&key.subject_public_key_info())
+}
+
+fn hash_of_key(subject_public_key_info: &[u8]) -> NodeKey {
+    NodeKey(blake3::hash(subject_public_key_info).to_hex().to_string())
 }
 
 /// Makes the key of a node or an authority.
@@ -80,13 +118,13 @@ pub(crate) fn certificate_request(key: &KeyPair) -> Result<Vec<u8>, ClusterError
     Ok(request.der().to_vec())
 }
 
-/// Signs certificates of one cluster. Lives on the node that founded it.
+/// Signs certificates of one cluster.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
-    /// Makes the certificate of a new authority over a key.
+    /// Makes the certificate of a new authority over a key. It has no end: what ends are the certificates below it.
     pub(crate) fn make(cluster_name: &str, key: &KeyPair) -> Result<CertificateDer<'static>, ClusterError> {
         let mut params = bare_params();
         params.distinguished_name.push(DnType::CommonName, format!("towline cluster {cluster_name}"));
@@ -97,9 +135,22 @@ impl Authority {
     }
 
     /// Takes up an authority from its certificate and key.
+    ///
+    /// # Errors
+    /// When the key is not the one that the certificate is over.
     pub(crate) fn open(certificate: &CertificateDer<'_>, key: KeyPair) -> Result<Self, ClusterError> {
-        let issuer = Issuer::from_ca_cert_der(certificate, key).map_err(failed("open the cluster's authority"))?;
+        const ACTION: &str = "open the cluster's authority";
+        let parsed = webpki::EndEntityCert::try_from(certificate).map_err(failed(ACTION))?;
+        if parsed.subject_public_key_info().as_ref() != key.subject_public_key_info() {
+            return Err(failed(ACTION)("the key is another authority's"));
+        }
+        let issuer = Issuer::from_ca_cert_der(certificate, key).map_err(failed(ACTION))?;
         Ok(Self { issuer })
+    }
+
+    /// The key, for another voter.
+    pub(crate) fn key_pem(&self) -> String {
+        self.issuer.key().serialize_pem()
     }
 
     /// Signs a certificate for a node. Of the request only the key counts: what it names itself is not asked.
@@ -108,6 +159,7 @@ impl Authority {
         mut request: CertificateRequest,
         node: NodeId,
         cluster_name: &str,
+        life: Life,
     ) -> Result<CertificateDer<'static>, ClusterError> {
         let name = node_name(node, cluster_name);
         let mut params = CertificateParams::new(vec![name.clone(), MEMBER_NAME.to_owned()])
@@ -116,10 +168,21 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, name);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let now = Duration::from_millis(life.now.0);
+        let epoch = date_time_ymd(1970, 1, 1);
+        params.not_before = epoch + now.saturating_sub(CLOCK_SKEW);
+        params.not_after = epoch + now + life.length;
         request.0.params = params;
         let certificate = request.0.signed_by(&self.issuer).map_err(failed("sign the certificate of a node"))?;
         Ok(certificate.der().clone())
     }
+}
+
+/// How long a certificate is to be good, and from when.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Life {
+    pub(crate) now: Timestamp,
+    pub(crate) length: Duration,
 }
 
 /// A request for a certificate whose sender has proved that it holds the key.
@@ -138,6 +201,11 @@ impl CertificateRequest {
     pub(crate) fn of(key: &KeyPair) -> Result<Self, ClusterError> {
         Self::read(&certificate_request(key)?)
     }
+
+    /// The key that it is over.
+    pub(crate) fn key(&self) -> NodeKey {
+        hash_of_key(&self.0.public_key.subject_public_key_info())
+    }
 }
 
 fn bare_params() -> CertificateParams {
@@ -146,106 +214,19 @@ fn bare_params() -> CertificateParams {
     params
 }
 
-/// A node's certificate and key, and the authority that both sides trust.
-pub(crate) struct Credentials {
-    authority: CertificateDer<'static>,
-    certificate: CertificateDer<'static>,
-    key: PrivateKeyDer<'static>,
-}
-
-impl Credentials {
-    /// Puts a node's credentials together and checks that they belong together.
-    pub(crate) fn new(
-        authority: CertificateDer<'static>,
-        certificate: CertificateDer<'static>,
-        key: &KeyPair,
-    ) -> Result<Self, ClusterError> {
-        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
-        let credentials = Self { authority, certificate, key };
-        credentials.check_chain()?;
-        credentials.client_config(Alpn::Http2)?;
-        Ok(credentials)
-    }
-
-    /// The authority's certificate.
-    pub(crate) fn authority(&self) -> &CertificateDer<'static> {
-        &self.authority
-    }
-
-    /// TLS of the peer listener. A client without certificate gets through the handshake, since one that joins has none
-    /// yet; every service but enrolment refuses it.
-    pub(crate) fn server_config(&self) -> Result<Arc<rustls::ServerConfig>, ClusterError> {
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots(&self.authority)?, provider())
-            .allow_unauthenticated()
-            .build()
-            .map_err(failed("trust the cluster's authority"))?;
-        let mut config = rustls::ServerConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[&TLS13])
-            .map_err(failed("set up TLS"))?
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(vec![self.certificate.clone()], self.key.clone_key())
-            .map_err(failed("use this node's certificate"))?;
-        config.alpn_protocols = Alpn::Http2AndHttp1.protocols();
-        Ok(Arc::new(config))
-    }
-
-    /// TLS of a dial to another node.
-    pub(crate) fn client_config(&self, alpn: Alpn) -> Result<rustls::ClientConfig, ClusterError> {
-        let mut config = client_builder(&self.authority)?
-            .with_client_auth_cert(vec![self.certificate.clone()], self.key.clone_key())
-            .map_err(failed("use this node's certificate"))?;
-        config.alpn_protocols = alpn.protocols();
-        Ok(config)
-    }
-
-    fn check_chain(&self) -> Result<(), ClusterError> {
-        let action = "verify this node's certificate against the cluster's authority";
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots(&self.authority)?, provider())
-            .build()
-            .map_err(failed(action))?;
-        verifier
-            .verify_client_cert(&self.certificate, &[], rustls::pki_types::UnixTime::now())
-            .map(|_| ())
-            .map_err(failed(action))
-    }
-}
-
-/// TLS of a node that has no certificate yet, and knows the cluster by the authority in its join token.
-pub(crate) fn joining_config(authority: &CertificateDer<'static>) -> Result<rustls::ClientConfig, ClusterError> {
-    let mut config = client_builder(authority)?.with_no_client_auth();
-    config.alpn_protocols = Alpn::Http2.protocols();
-    Ok(config)
-}
-
-fn client_builder(
-    authority: &CertificateDer<'static>,
-) -> Result<rustls::ConfigBuilder<rustls::ClientConfig, rustls::client::WantsClientCert>, ClusterError> {
-    Ok(rustls::ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])
-        .map_err(failed("set up TLS"))?
-        .with_root_certificates(roots(authority)?))
-}
-
-fn roots(authority: &CertificateDer<'static>) -> Result<Arc<RootCertStore>, ClusterError> {
-    let mut roots = RootCertStore::empty();
-    roots.add(authority.clone()).map_err(failed("trust the cluster's authority"))?;
-    Ok(Arc::new(roots))
-}
-
-/// Named here and not taken from the process, so that nothing depends on what the process installed.
-fn provider() -> Arc<rustls::crypto::CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
-}
-
-fn failed<E: std::fmt::Display>(action: &'static str) -> impl FnOnce(E) -> ClusterError {
+pub(crate) fn failed<E: std::fmt::Display>(action: &'static str) -> impl FnOnce(E) -> ClusterError {
     move |error| ClusterError::Certificate { action, reason: error.to_string() }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn authority() -> (CertificateDer<'static>, Authority) {
+    pub(crate) const DAY: Duration = Duration::from_secs(24 * 3600);
+    /// Some time in 2025.
+    pub(crate) const NOW: Timestamp = Timestamp(1_764_460_800_000);
+
+    pub(crate) fn authority() -> (CertificateDer<'static>, Authority) {
         let key = make_key().unwrap();
         let certificate = Authority::make("prod", &key).unwrap();
         let authority = Authority::open(&certificate, key).unwrap();
@@ -253,29 +234,27 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_names_its_node_and_cluster() {
+    fn a_certificate_names_its_node_cluster_and_key_and_has_an_end() {
         let (_, authority) = authority();
-        let request = CertificateRequest::of(&make_key().unwrap()).unwrap();
-        let certificate = authority.sign(request, NodeId(42), "prod").unwrap();
-        assert_eq!(named_node(&certificate), Some((NodeId(42), "prod".to_owned())));
-    }
-
-    #[test]
-    fn credentials_of_two_clusters_do_not_fit_together() {
-        let (_, authority_of_one) = authority();
-        let (other, _) = authority();
         let key = make_key().unwrap();
-        let request = CertificateRequest::of(&key).unwrap();
-        let certificate = authority_of_one.sign(request, NodeId(2), "prod").unwrap();
-        assert!(Credentials::new(other, certificate, &key).is_err());
+        let life = Life { now: NOW, length: 30 * DAY };
+        let certificate = authority.sign(CertificateRequest::of(&key).unwrap(), NodeId(42), "prod", life).unwrap();
+        let ends = Timestamp(NOW.0 + 30 * 24 * 3_600_000);
+        let says = CertifiedNode { node: NodeId(42), cluster_name: "prod".into(), key: node_key(&key), ends };
+        assert_eq!(read(&certificate), Some(says));
+        let validity = Validity::of(&certificate).unwrap();
+        assert_eq!(validity.life(), 30 * DAY);
+        assert_eq!(validity.from, Timestamp(NOW.0 - 600_000), "clocks may differ by ten minutes");
+        assert!(!validity.has_ended(Timestamp(ends.0 - 1)) && validity.has_ended(ends));
     }
 
     #[test]
-    fn a_certificate_over_another_key_is_refused() {
-        let (root, authority) = authority();
-        let request = CertificateRequest::of(&make_key().unwrap()).unwrap();
-        let certificate = authority.sign(request, NodeId(2), "prod").unwrap();
-        assert!(Credentials::new(root, certificate, &make_key().unwrap()).is_err());
+    fn the_key_of_another_authority_is_refused() {
+        let (certificate, _) = authority();
+        assert!(Authority::open(&certificate, make_key().unwrap()).is_err());
+        let (certificate, authority) = authority();
+        let copied = read_key(&authority.key_pem()).unwrap();
+        Authority::open(&certificate, copied).unwrap();
     }
 
     #[test]

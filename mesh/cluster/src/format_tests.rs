@@ -20,7 +20,7 @@ use towline_proto::v1;
 
 use crate::{
     archive,
-    membership::Token,
+    joining::Token,
     raft::{RaftEntry, RaftLeaderId, RaftLogId, RaftMembership, RaftSnapshotMeta, RaftStoredMembership, RaftVote},
     wal::{EntryId, Record, Wal, disk::OsDisk},
     wire::{self, LoggedProposal},
@@ -177,7 +177,7 @@ fn write_archive(state: &State) -> Vec<u8> {
         tasks: state.task_count() as u64,
     };
     let mut bytes = Vec::new();
-    archive::write(&head, state, &mut bytes).unwrap();
+    archive::write(&head, state, |_, length| vec![0; usize::try_from(length).unwrap()], &mut bytes).unwrap();
     bytes
 }
 
@@ -240,14 +240,31 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
     let header = Some(v1::SnapshotHeader { vote: vote(), meta, size: 9 });
     let transfer = v1::TransferLeaderRequest { from_leader: vote(), to_node: 2, last_log_id: log_id() };
     let enrol = v1::EnrolRequest {
-        secret: vec![1; 32].into(),
         request: vec![2; 16].into(),
         name: "b".into(),
         http: "http://127.0.0.1:1".into(),
         peer: "127.0.0.1:2".into(),
         certificate_request: vec![3; 40].into(),
+        token: vec![1; 32].into(),
+        cluster_name: "prod".into(),
+        proof: vec![7; 32].into(),
+        forwarded: true,
     };
+    let node = v1::roster::Node { id: 9, key: "key".into(), peer: "127.0.0.1:2".into() };
+    let member = v1::enrol_response::Member {
+        cluster: vec![8; 16].into(),
+        cluster_name: "prod".into(),
+        node: 9,
+        certificate: vec![9; 40].into(),
+        roster: Some(v1::Roster { index: 9, nodes: vec![node] }),
+        proof: vec![7; 32].into(),
+    };
+    let enrolled = v1::EnrolResponse { result: Some(v1::enrol_response::Result::Member(member)) };
+    let renew = v1::RenewRequest { node: 9, certificate_request: vec![3; 40].into(), forwarded: true };
     let propose = v1::ProposeRequest { proposal: vec![4; 8].into(), wait_ms: 5_000 };
+    let hand_over = v1::HandOverRequest { to: Some(2) };
+    let blob = || Some(v1::BlobName { hash: vec![8; 32].into(), length: 9 });
+    let missing = v1::MissingBlobsResponse { applied: 7, missing: vec![vec![8; 32].into()], more: true };
     let alive = v1::KeepAliveRequest { boot: vec![5; 16].into() };
     vec![
         ("append", append.encode_to_vec()),
@@ -256,9 +273,16 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("snapshot-chunk", v1::SnapshotChunk { header, data: vec![6; 9].into() }.encode_to_vec()),
         ("transfer", transfer.encode_to_vec()),
         ("enrol", enrol.encode_to_vec()),
+        ("enrolled", enrolled.encode_to_vec()),
+        ("renew", renew.encode_to_vec()),
         ("propose", propose.encode_to_vec()),
+        ("hand-over", hand_over.encode_to_vec()),
         ("keep-alive", alive.encode_to_vec()),
         ("join-token", token_text().into_bytes()),
+        ("blob-chunk", v1::BlobChunk { name: blob(), data: vec![7; 9].into() }.encode_to_vec()),
+        ("get-blob", v1::GetBlobRequest { name: blob() }.encode_to_vec()),
+        ("hold-blobs", v1::HoldBlobsRequest { blobs: blob().into_iter().collect() }.encode_to_vec()),
+        ("missing-blobs", missing.encode_to_vec()),
     ]
 }
 
@@ -279,8 +303,15 @@ fn again(name: &str, bytes: Vec<u8>) -> Vec<u8> {
         "snapshot-chunk" => recode::<v1::SnapshotChunk>(&bytes),
         "transfer" => recode::<v1::TransferLeaderRequest>(&bytes),
         "enrol" => recode::<v1::EnrolRequest>(&bytes),
+        "enrolled" => recode::<v1::EnrolResponse>(&bytes),
+        "renew" => recode::<v1::RenewRequest>(&bytes),
         "propose" => recode::<v1::ProposeRequest>(&bytes),
+        "hand-over" => recode::<v1::HandOverRequest>(&bytes),
         "keep-alive" => recode::<v1::KeepAliveRequest>(&bytes),
+        "blob-chunk" => recode::<v1::BlobChunk>(&bytes),
+        "get-blob" => recode::<v1::GetBlobRequest>(&bytes),
+        "hold-blobs" => recode::<v1::HoldBlobsRequest>(&bytes),
+        "missing-blobs" => recode::<v1::MissingBlobsResponse>(&bytes),
         "join-token" => Token::parse(std::str::from_utf8(&bytes).unwrap()).unwrap().text().into_bytes(),
         name => panic!("message {name} is not known"),
     }

@@ -3,9 +3,10 @@
 
 use bytes::Bytes;
 use prost::Message;
+use towline_core::BlobHash;
 use towline_proto::v1;
 
-use crate::{archive, certificates::CertificateRequest, membership::Token, wal, wire};
+use crate::{archive, blobs, certificates::CertificateRequest, joining::Token, wal, wire};
 
 /// A log entry.
 pub fn entry(bytes: &[u8]) {
@@ -80,6 +81,24 @@ pub fn peer_messages(bytes: &[u8]) {
     drop(v1::KeepAliveRequest::decode(bytes));
     drop(v1::KeepAliveResponse::decode(bytes));
     drop(v1::SpansResponse::decode(bytes));
+}
+
+/// The file of a blob: what is understood is exactly what its name says.
+pub fn blob_file(bytes: &[u8]) {
+    let Some((hash, file)) = bytes.split_first_chunk::<32>() else { return };
+    if let Some(content) = blobs::read_bytes(BlobHash::from_bytes(*hash), file) {
+        assert_eq!(blake3::hash(&content).as_bytes(), hash, "a blob is read that is not what its name says");
+    }
+}
+
+/// Each message about blobs.
+pub fn blob_messages(bytes: &[u8]) {
+    if let Ok(chunk) = v1::BlobChunk::decode(bytes) {
+        drop(blobs::named(chunk.name.as_ref()));
+    }
+    drop(v1::GetBlobRequest::decode(bytes));
+    drop(v1::HoldBlobsRequest::decode(bytes));
+    drop(v1::MissingBlobsResponse::decode(bytes));
 }
 
 /// An enrolment: what anybody may send.

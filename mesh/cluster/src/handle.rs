@@ -18,11 +18,15 @@ use towline_trace::{Kind, Span, SpanRecord, names};
 use uuid::Uuid;
 
 use crate::{
-    ClusterStatus, Identity, ProposeError, TaskWatch, Unavailable,
-    certificates::CertificateDer,
+    ClusterStatus, Identity, PeerIdentity, ProposeError, TaskWatch, Unavailable,
+    blobs::Blobs,
+    credentials::Credentials,
+    enrolment::Signer,
+    joining::Token,
+    keeper::Trouble,
     leader::{Leadership, ReadIndex, Written},
-    membership::Token,
     peers::{self, Lane, Peers},
+    roster::{NotAdmitted, Roster},
     sessions::{LeaderSessions, OwnSession},
     status,
     wire::{self, WireError},
@@ -44,9 +48,10 @@ const READ_INDEX_TIMEOUT: Duration = Duration::from_millis(1_500);
 const SPANS_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a registration waits for the session that it begins.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a leader waits for another to take over.
-const TRANSFER_TIMEOUT: Duration = Duration::from_secs(2);
-
+/// How long a voter may take to fetch the key of the authority: it looks twice a second.
+const HEIR_PATIENCE: Duration = Duration::from_secs(6);
+/// Between two looks whether one has.
+const HEIR_PAUSE: Duration = Duration::from_millis(500);
 /// What a node tells the cluster when it starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registration {
@@ -61,9 +66,12 @@ pub(crate) struct Inner {
     pub(crate) identity: Identity,
     pub(crate) boot: BootId,
     pub(crate) options: crate::ClusterOptions,
-    pub(crate) authority: CertificateDer<'static>,
+    pub(crate) credentials: Arc<Credentials>,
+    pub(crate) signer: Signer,
+    pub(crate) trouble: Trouble,
     pub(crate) leadership: Leadership,
     pub(crate) peers: Arc<Peers>,
+    pub(crate) blobs: Blobs,
     pub(crate) leader_sessions: LeaderSessions,
     pub(crate) own_session: Arc<OwnSession>,
     pub(crate) http: reqwest::Client,
@@ -74,9 +82,11 @@ pub(crate) struct Inner {
 pub(crate) struct Parts {
     pub(crate) identity: Identity,
     pub(crate) options: crate::ClusterOptions,
-    pub(crate) authority: CertificateDer<'static>,
+    pub(crate) credentials: Arc<Credentials>,
+    pub(crate) signer: Signer,
     pub(crate) leadership: Leadership,
     pub(crate) peers: Arc<Peers>,
+    pub(crate) blobs: Blobs,
     pub(crate) http: reqwest::Client,
 }
 
@@ -86,14 +96,17 @@ pub struct ClusterHandle(Arc<Inner>);
 
 impl ClusterHandle {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { identity, options, authority, leadership, peers, http } = parts;
+        let Parts { identity, options, credentials, signer, leadership, peers, blobs, http } = parts;
         Self(Arc::new(Inner {
             identity,
             boot: BootId::from_uuid(Uuid::now_v7()),
             options,
-            authority,
+            credentials,
+            signer,
+            trouble: Trouble::default(),
             leadership,
             peers,
+            blobs,
             leader_sessions: LeaderSessions::default(),
             own_session: Arc::default(),
             http,
@@ -231,7 +244,7 @@ impl ClusterHandle {
     /// # Errors
     /// As for [`ClusterHandle::propose`].
     pub async fn mint_token(&self, role: NodeRole, ttl: Duration) -> Result<String, ProposeError> {
-        let token = Token::make(&self.0.authority)
+        let token = Token::make(self.0.credentials.authority())
             .map_err(|error| ProposeError::Unavailable { reason: error.to_string(), retry_after: RETRY_AFTER })?;
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
         let command = Command::MintToken { hash: token.hash(), role, ttl_ms };
@@ -240,13 +253,50 @@ impl ClusterHandle {
     }
 
     /// Takes a node out of the cluster for good. It is a member until its session has ended: until then it may still act.
+    /// Where it alone can sign certificates, another voter is given the time to fetch the key for that.
     ///
     /// # Errors
-    /// When there is no such node, or no majority of live voters without it.
+    /// When there is no such node, or without it no majority of live voters or nobody who can sign.
     pub async fn remove_node(&self, node: NodeId) -> Result<(), ProposeError> {
-        self.propose(Proposal { by: Principal::Operator, command: Command::RemoveNode { node } }, None)
-            .await
-            .map(|_| ())
+        let give_up = Instant::now() + HEIR_PATIENCE;
+        loop {
+            match self.operate(Command::RemoveNode { node }).await {
+                Err(ProposeError::Rejected(Rejection::OnlySigner { .. })) if Instant::now() < give_up => {
+                    tokio::time::sleep(HEIR_PAUSE).await;
+                }
+                removed => return removed,
+            }
+        }
+    }
+
+    /// Makes a node count for the quorum, as soon as it has caught up, or no more.
+    ///
+    /// # Errors
+    /// When there is no such node, a voter would not be up, or no majority of live voters would be left.
+    pub async fn set_role(&self, node: NodeId, role: NodeRole) -> Result<(), ProposeError> {
+        self.operate(Command::SetRole { node, role }).await
+    }
+
+    /// Gives a node no more tasks and moves those away that it runs. Steps that another owner would run again are waited
+    /// for as long as the patience lasts, and what must not run twice for as long as it takes.
+    ///
+    /// # Errors
+    /// When there is no such node.
+    pub async fn drain(&self, node: NodeId, patience: Duration) -> Result<(), ProposeError> {
+        let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        self.operate(Command::Drain { node, patience_ms }).await
+    }
+
+    /// Gives a node tasks again.
+    ///
+    /// # Errors
+    /// When there is no such node.
+    pub async fn undrain(&self, node: NodeId) -> Result<(), ProposeError> {
+        self.operate(Command::Undrain { node }).await
+    }
+
+    async fn operate(&self, command: Command) -> Result<(), ProposeError> {
+        self.propose(Proposal { by: Principal::Operator, command }, None).await.map(|_| ())
     }
 
     /// Has this node write a snapshot of what it has applied, and drop the log behind it.
@@ -257,7 +307,7 @@ impl ClusterHandle {
     pub async fn compact(&self) -> Result<(), Unavailable> {
         let raft = self.0.leadership.raft();
         let failed = |error: &dyn std::fmt::Display| Unavailable { reason: format!("write a snapshot: {error}") };
-        let applied = status::metrics(self).last_applied;
+        let applied = raft.metrics().borrow_watched().last_applied;
         raft.trigger().snapshot().await.map_err(|error| failed(&error))?;
         let written = raft.wait(Some(DEADLINE)).metrics(|metrics| metrics.snapshot >= applied, "snapshot").await;
         written.map_err(|error| failed(&error))?;
@@ -277,6 +327,37 @@ impl ClusterHandle {
         peers::node_url(self.0.peers.book(), node, &self.0.identity.cluster_name)
     }
 
+    /// `host:port` at which other nodes reach this one.
+    pub fn own_peer_address(&self) -> &str {
+        &self.0.options.addresses.peer
+    }
+
+    /// The node behind a connection to the peer listener, if it is a member.
+    ///
+    /// # Errors
+    /// Why it is not let in.
+    pub fn admit(&self, identity: Option<&PeerIdentity>) -> Result<NodeId, NotAdmitted> {
+        let certified = identity.and_then(|identity| identity.0.as_ref()).ok_or(NotAdmitted::NoCertificate)?;
+        self.roster().check(certified).map(|()| certified.node)
+    }
+
+    pub(crate) fn credentials(&self) -> &Credentials {
+        &self.0.credentials
+    }
+
+    pub(crate) fn roster(&self) -> &Arc<Roster> {
+        self.0.credentials.roster()
+    }
+
+    pub(crate) fn signer(&self) -> &Signer {
+        &self.0.signer
+    }
+
+    /// What stands in the way of a renewal of this node's certificate.
+    pub(crate) fn trouble(&self) -> &Trouble {
+        &self.0.trouble
+    }
+
     pub(crate) fn identity(&self) -> &Identity {
         &self.0.identity
     }
@@ -287,6 +368,10 @@ impl ClusterHandle {
 
     pub(crate) fn peers(&self) -> &Peers {
         &self.0.peers
+    }
+
+    pub(crate) fn blobs(&self) -> &Blobs {
+        &self.0.blobs
     }
 
     pub(crate) fn leader_sessions(&self) -> &LeaderSessions {
@@ -406,7 +491,7 @@ impl ClusterHandle {
         }
         let mut client = self.0.peers.peer(leader, Lane::Calls);
         let attempt = match timeout(wait, client.propose(request)).await {
-            Err(_) => Attempt::unknown(format!("node {leader} did not answer within {wait:?}")),
+            Err(_) => Attempt::unknown(format!("node {leader} did not answer in time")),
             Ok(Ok(answer)) => written(leader, answer.into_inner()),
             Ok(Err(status)) => failed_forward(leader, &status),
         };
@@ -490,30 +575,6 @@ impl ClusterHandle {
                 tracing::debug!(%node, "node gave no spans in time");
                 Vec::new()
             }
-        }
-    }
-
-    /// Hands the leadership to a voter that has caught up, if this node leads and there is one.
-    pub(crate) async fn hand_over(&self) {
-        let raft = self.0.leadership.raft();
-        let Some(successor) = status::successor(self) else { return };
-        self.0.leader_sessions.hand_over();
-        if let Err(error) = raft.trigger().transfer_leader(successor.0).await {
-            tracing::warn!(%error, "leadership was not handed over");
-            return;
-        }
-        let me = self.node_id();
-        let mut metrics = raft.server_metrics();
-        let taken = async {
-            while metrics.borrow_and_update().current_leader.is_none_or(|leader| leader == me.0) {
-                if metrics.changed().await.is_err() {
-                    return;
-                }
-            }
-        };
-        if timeout(TRANSFER_TIMEOUT, taken).await.is_err() {
-            self.0.leader_sessions.keep_leading();
-            tracing::warn!(%successor, "leadership was not taken over in time");
         }
     }
 }
@@ -662,9 +723,14 @@ fn command_name(command: &Command) -> &'static str {
         Command::Enrol(_) => "Enrol",
         Command::NodeUp { .. } => "NodeUp",
         Command::NodeLost { .. } => "NodeLost",
+        Command::Certify { .. } => "Certify",
         Command::RemoveNode { .. } => "RemoveNode",
+        Command::SetRole { .. } => "SetRole",
+        Command::Drain { .. } => "Drain",
+        Command::Undrain { .. } => "Undrain",
         Command::AssignPending => "AssignPending",
         Command::Sweep => "Sweep",
+        Command::Upload { .. } => "Upload",
         Command::Note { .. } => "Note",
     }
 }

@@ -4,7 +4,10 @@
 //! `NAME:3` at the third time. Without the feature there is nothing here.
 
 /// All places.
-pub const ALL: [&str; 14] = [
+pub const ALL: [&str; 17] = [
+    "blob-drafted",
+    "blob-synced",
+    "blob-renamed",
     "folder-file-drafted",
     "folder-file-renamed",
     "snapshot-drafted",

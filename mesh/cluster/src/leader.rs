@@ -2,7 +2,7 @@
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -14,7 +14,9 @@ use openraft::{
 use towline_core::{Applied, NodeId, Principal, Proposal, Rejection, Timestamp, TraceContext};
 
 use crate::{
+    health::Applying,
     raft::{LogStore, Raft, StateView, TypeConfig},
+    seams::{Clock, read_clock},
     wire::{self, LoggedProposal},
 };
 
@@ -54,11 +56,12 @@ pub(crate) struct Leadership {
     log: LogStore,
     view: StateView,
     last_stamp: AtomicU64,
+    applying: Applying,
 }
 
 impl Leadership {
     pub(crate) fn new(node: NodeId, raft: Raft, log: LogStore, view: StateView) -> Self {
-        Self { node, raft, log, view, last_stamp: AtomicU64::new(0) }
+        Self { node, raft, log, view, last_stamp: AtomicU64::new(0), applying: Applying::default() }
     }
 
     pub(crate) fn raft(&self) -> &Raft {
@@ -71,6 +74,11 @@ impl Leadership {
 
     pub(crate) fn view(&self) -> &StateView {
         &self.view
+    }
+
+    /// How this node applies what is committed.
+    pub(crate) fn applying(&self) -> &Applying {
+        &self.applying
     }
 
     /// Whom this node takes for the leader.
@@ -126,7 +134,10 @@ impl Leadership {
 
     async fn append(&self, logged: LoggedProposal, wait: Duration) -> Written {
         match tokio::time::timeout(wait, self.raft.client_write(logged)).await {
-            Err(_) => Written::Unknown(format!("leader {} saw no commit within {wait:?}", self.node)),
+            Err(_) => Written::Unknown(format!(
+                "leader {} saw no commit in time: is a majority of the voters up and connected?",
+                self.node
+            )),
             Ok(Ok(response)) => match response.data.outcome {
                 Some(outcome) => Written::Applied { index: response.data.index, outcome },
                 None => Written::Unknown("the entry was applied as one of Raft's own".to_owned()),
@@ -162,8 +173,7 @@ impl Leadership {
 
 /// Milliseconds since the Unix epoch.
 pub(crate) fn wall_clock() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+    Timestamp(u64::try_from(read_clock(Clock::Wall).as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Whether a proposal brings work, as opposed to what the work that was taken comes to.
@@ -177,13 +187,18 @@ fn makes_work(logged: &LoggedProposal) -> bool {
         | Command::Cancel { .. }
         | Command::NodeUp { .. }
         | Command::NodeLost { .. }
+        | Command::Certify { .. }
         | Command::RemoveNode { .. }
+        | Command::SetRole { .. }
+        | Command::Drain { .. }
+        | Command::Undrain { .. }
         | Command::AssignPending
         | Command::Sweep => false,
         Command::Submit(_)
         | Command::Continue { .. }
         | Command::Found { .. }
         | Command::MintToken { .. }
+        | Command::Upload { .. }
         | Command::Note { .. }
         | Command::Enrol(_) => true,
     })

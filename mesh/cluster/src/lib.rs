@@ -11,8 +11,11 @@
 //! What an agent is, or A2A, is not known here.
 
 pub mod archive;
+mod blobs;
 mod caller;
 mod certificates;
+mod credentials;
+mod enrolment;
 mod error;
 mod fences;
 #[cfg(test)]
@@ -20,6 +23,9 @@ mod format_tests;
 #[doc(hidden)]
 pub mod fuzz;
 mod handle;
+mod health;
+mod joining;
+mod keeper;
 #[doc(hidden)]
 pub mod kill_points;
 mod leader;
@@ -27,31 +33,47 @@ pub mod membership;
 mod peers;
 #[doc(hidden)]
 pub mod raft;
+mod raft_view;
 mod reconcile;
+mod roster;
+#[doc(hidden)]
+pub mod seams;
 mod service;
 mod sessions;
 mod status;
+mod transfer;
 mod wal;
 #[doc(hidden)]
 pub mod wire;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use openraft::async_runtime::WatchReceiver;
 use tokio::task::JoinSet;
 use tonic::{body::Body, server::NamedService, service::interceptor::InterceptedService};
 use tower::ServiceExt;
-use towline_core::{NodeAddresses, NodeId, Rejection};
+use towline_core::{NodeAddresses, Rejection};
 use towline_proto::v1::{enrol_server::EnrolServer, peer_server::PeerServer, raft_server::RaftServer};
 
+pub use blobs::{BlobContent, BlobError, Upload};
 pub use caller::{PeerCaller, PeerCredentials};
+pub use certificates::{CERTIFICATE_LIFE, CertifiedNode};
 pub use error::{ClusterError, ProposeError, Unavailable};
 pub use handle::{ClusterHandle, Registration};
 pub use membership::Identity;
 pub use raft::TaskWatch;
+pub use roster::NotAdmitted;
 pub use status::{ClusterStatus, DiskHealth, DiskStatus, MemberStatus};
+pub use transfer::TransferError;
 
-use certificates::{Authority, Credentials};
+use blobs::{Blobs, Store};
+use credentials::Credentials;
+use enrolment::{EnrolService, MAX_ENROLMENT_BYTES, Signer};
 use handle::Parts;
 use leader::Leadership;
 use membership::{FOUNDER, Folder};
@@ -60,7 +82,7 @@ use raft::{
     LogStore, Raft, StateMachine,
     network::{NetworkFactory, RaftService},
 };
-use service::{EnrolService, MAX_ENROLMENT_BYTES, PeerService};
+use service::PeerService;
 
 /// How long a founder waits for its first entry: it is its own quorum.
 const FOUNDING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -74,21 +96,22 @@ pub struct ClusterOptions {
     pub addresses: NodeAddresses,
     /// Version of the binary.
     pub version: String,
+    /// How long the certificates are good that this node signs; [`CERTIFICATE_LIFE`] if nothing else is wanted.
+    pub certificate_life: Duration,
 }
 
-/// The node behind a connection to the peer listener, as its certificate says. The server inserts it as a request
-/// extension after the handshake; every service other than enrolment refuses `None`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PeerIdentity(pub Option<NodeId>);
+/// What the certificate on a connection to the peer listener says. The server inserts it as a request extension after the
+/// handshake; every service other than enrolment refuses `None`, and asks whether the node is known by that key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerIdentity(pub Option<CertifiedNode>);
 
 /// The running cluster side of a node.
 pub struct Cluster {
     handle: ClusterHandle,
     tls: Arc<rustls::ServerConfig>,
-    authority: Option<Arc<Authority>>,
     tasks: JoinSet<()>,
     /// Held until everything else has stopped.
-    folder: Folder,
+    folder: Arc<Folder>,
 }
 
 impl Cluster {
@@ -99,16 +122,20 @@ impl Cluster {
     /// When the folder is not this node's, is in use, or holds what cannot be read.
     pub async fn start(options: ClusterOptions) -> Result<Cluster, ClusterError> {
         let (folder, identity, credentials) = Folder::open(&options.data)?;
-        let authority = folder.authority(&credentials)?.map(Arc::new);
+        let (folder, credentials) = (Arc::new(folder), Arc::new(credentials));
         let tls = credentials.server_config()?;
-        let parts = start_raft(&folder, identity, options, &credentials).await?;
+        let parts = start_raft(&folder, identity, options, credentials).await?;
         let handle = ClusterHandle::new(parts);
         let mut tasks = JoinSet::new();
         tasks.spawn(sessions::lead(handle.clone()));
         tasks.spawn(sessions::keep_alive(handle.clone()));
         tasks.spawn(sessions::watch_deadline(Arc::clone(handle.own_session())));
         tasks.spawn(reconcile::run(handle.clone()));
-        let cluster = Cluster { handle, tls, authority, tasks, folder };
+        tasks.spawn(health::watch(handle.clone()));
+        tasks.spawn(blobs::run(handle.clone()));
+        tasks.spawn(keeper::keep_roster(handle.clone(), Arc::clone(&folder)));
+        tasks.spawn(keeper::keep_certificate(handle.clone(), Arc::clone(&folder)));
+        let cluster = Cluster { handle, tls, tasks, folder };
         cluster.found().await?;
         Ok(cluster)
     }
@@ -127,8 +154,8 @@ impl Cluster {
         let peer = PeerServer::new(PeerService::new(self.handle.clone()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        let enrol = EnrolServer::new(EnrolService::new(self.handle.clone(), self.authority.clone()))
-            .max_decoding_message_size(MAX_ENROLMENT_BYTES);
+        let enrol =
+            EnrolServer::new(EnrolService::new(self.handle.clone())).max_decoding_message_size(MAX_ENROLMENT_BYTES);
         let router = mount(axum::Router::new(), InterceptedService::new(raft, admission.clone()));
         mount(mount(router, InterceptedService::new(peer, admission)), enrol)
     }
@@ -142,6 +169,12 @@ impl Cluster {
     #[doc(hidden)]
     pub fn raft(&self) -> &raft::Raft {
         self.handle.leadership().raft()
+    }
+
+    /// Lets this node apply nothing until it is called again, for tests of a state machine that stands still.
+    #[doc(hidden)]
+    pub fn hold_applying(&self, held: bool) {
+        self.handle.leadership().view().hold(held);
     }
 
     /// Returns when this node cannot go on, with the reason: the cluster has removed it, the leader has fenced it off because
@@ -172,6 +205,7 @@ impl Cluster {
     pub async fn shutdown(mut self) {
         self.handle.own_session().end();
         self.tasks.shutdown().await;
+        self.handle.blobs().pushes().stop().await;
         let leadership = self.handle.leadership();
         leadership.log().stop_waiting();
         if let Err(error) = leadership.raft().shutdown().await {
@@ -208,21 +242,30 @@ async fn start_raft(
     folder: &Folder,
     identity: Identity,
     options: ClusterOptions,
-    credentials: &Credentials,
+    credentials: Arc<Credentials>,
 ) -> Result<Parts, ClusterError> {
     let log = LogStore::open(&folder.log())?;
     let (machine, view) = StateMachine::open(&folder.snapshots(), log.last_index())?;
+    credentials.roster().follow(view.clone());
     let book = Arc::new(AddressBook::new(view.clone()));
-    let peers = Arc::new(Peers::new(Arc::clone(&book), &identity.cluster_name, credentials)?);
+    for member in credentials.roster().members().nodes {
+        book.seed(member.id, &NodeAddresses { http: String::new(), peer: member.peer });
+    }
+    let peers = Arc::new(Peers::new(Arc::clone(&book), &identity.cluster_name, &credentials)?);
     let network = NetworkFactory::new(identity.node, Arc::clone(&peers));
     let config = raft::config(&identity.cluster_name);
     let raft = Raft::new(identity.node.0, config, network, log.clone(), machine)
         .await
         .map_err(|error| ClusterError::Fatal { reason: error.to_string() })?;
-    let http = peers::http_client(book, credentials)?;
+    let http = peers::http_client(book, &credentials)?;
     let leadership = Leadership::new(identity.node, raft, log, view);
-    let authority = credentials.authority().clone();
-    Ok(Parts { identity, options, authority, leadership, peers, http })
+    let blobs = Blobs::new(blob_store(&folder.blobs())?);
+    let signer = Signer::new(folder.authority(&credentials)?, options.certificate_life);
+    Ok(Parts { identity, options, credentials, signer, leadership, peers, blobs, http })
+}
+
+fn blob_store(dir: &Path) -> Result<Store, ClusterError> {
+    Store::open(dir).map_err(|source| ClusterError::File { action: "open the blobs in", path: dir.to_owned(), source })
 }
 
 fn mount<S>(router: axum::Router, service: S) -> axum::Router

@@ -1,8 +1,8 @@
 //! Connections to other nodes: where each is reached, and channels that know whom they talk to.
 //!
 //! A channel connects when it is first used and again after it broke. It dials the address that the node has registered
-//! last, and the certificate must name the node that was meant. Raft's appends, its heartbeats, its snapshots and all
-//! other calls have a connection each, so that a large one does not delay a small one.
+//! last, and the certificate must name the node that was meant. Raft's appends, its heartbeats, its snapshots, blobs and
+//! all other calls have a connection each, so that a large one does not delay a small one.
 
 use std::{
     collections::BTreeMap,
@@ -23,16 +23,19 @@ use tonic::{
     service::{Interceptor, interceptor::InterceptedService},
     transport::{Channel, Endpoint, Uri},
 };
-use towline_core::{NodeAddresses, NodeId, Rejection};
-use towline_proto::v1::{peer_client::PeerClient, raft_client::RaftClient};
+use towline_core::{NodeAddresses, NodeId};
+use towline_proto::v1::{enrol_client::EnrolClient, peer_client::PeerClient, raft_client::RaftClient};
 
 use crate::{
     ClusterError, PeerIdentity,
-    certificates::{self, Alpn, Credentials},
+    certificates::{self, CertifiedNode},
+    credentials::{self, Alpn, Credentials},
     fences::Fences,
     handle::ClusterHandle,
     raft::StateView,
-    status,
+    raft_view::RaftView,
+    roster::NotAdmitted,
+    seams::{self, Link},
 };
 
 /// Largest message between nodes. An append carries about 1 MiB, or one entry with the largest content the core takes
@@ -58,6 +61,8 @@ pub(crate) enum Lane {
     Snapshot,
     /// Everything that is not Raft.
     Calls,
+    /// Blobs.
+    Blobs,
     /// Keep-alives and probes, which must not wait behind a large proposal.
     Session,
 }
@@ -148,21 +153,37 @@ impl Peers {
             .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 
+    /// A client of a node's enrolment service, on a connection of its own: it may have to do without a certificate.
+    pub(crate) fn enrol(
+        &self,
+        node: NodeId,
+        credentials: &Credentials,
+    ) -> Result<EnrolClient<PeerChannel>, ClusterError> {
+        let tls = TlsConnector::from(Arc::new(credentials.renewing_config()?));
+        Ok(EnrolClient::new(self.make_channel(node, tls)))
+    }
+
     /// Whether a node's machine refuses connections to its peer listener: no process listens there.
     pub(crate) async fn refuses(&self, node: NodeId) -> bool {
         let Some(address) = self.book.peer(node) else { return false };
-        let dial = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+        let dial = async {
+            match seams::simulated() {
+                Some(machine) => machine.dial(&address).await.map(drop),
+                None => TcpStream::connect(address).await.map(drop),
+            }
+        };
+        let dial = tokio::time::timeout(CONNECT_TIMEOUT, dial).await;
         matches!(dial, Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused)
     }
 
     fn channel(&self, node: NodeId, lane: Lane) -> PeerChannel {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
-        channels.entry((node, lane)).or_insert_with(|| self.make_channel(node)).clone()
+        channels.entry((node, lane)).or_insert_with(|| self.make_channel(node, self.tls.clone())).clone()
     }
 
-    fn make_channel(&self, node: NodeId) -> PeerChannel {
+    fn make_channel(&self, node: NodeId, tls: TlsConnector) -> PeerChannel {
         let book = Arc::clone(&self.book);
-        node_channel(node, &self.cluster_name, self.tls.clone(), Arc::new(move || book.peer(node)))
+        node_channel(node, &self.cluster_name, tls, Arc::new(move || book.peer(node)))
     }
 }
 
@@ -189,13 +210,10 @@ type FindAddress = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// A channel to a member whose id is not known, for a node that has no certificate yet.
 pub(crate) fn joining_channel(address: &str, authority: &CertificateDer<'static>) -> Result<Channel, ClusterError> {
-    let invalid = |reason| ClusterError::Invalid { what: "address to join", value: address.to_owned(), reason };
-    if !is_host_and_port(address) {
-        return Err(invalid("must be HOST:PORT of a member's peer listener"));
-    }
+    check_join_address(address)?;
     let address = address.to_owned();
     let dial = Dial {
-        tls: TlsConnector::from(Arc::new(certificates::joining_config(authority)?)),
+        tls: TlsConnector::from(Arc::new(credentials::joining_config(authority)?)),
         name: certificates::member_name(),
         address: Arc::new(move || Some(address.clone())),
     };
@@ -204,6 +222,15 @@ pub(crate) fn joining_channel(address: &str, authority: &CertificateDer<'static>
         value: String::new(),
         reason: "makes no URI",
     })
+}
+
+/// Refuses what cannot be dialled.
+pub(crate) fn check_join_address(address: &str) -> Result<(), ClusterError> {
+    if is_host_and_port(address) {
+        return Ok(());
+    }
+    let reason = "must be HOST:PORT of a member's peer listener, as in 10.0.0.1:7421";
+    Err(ClusterError::Invalid { what: "address to join", value: address.to_owned(), reason })
 }
 
 /// Whether text is `host:port`.
@@ -219,13 +246,17 @@ struct Dial {
 }
 
 impl Dial {
-    async fn connect(self) -> io::Result<TokioIo<tokio_rustls::client::TlsStream<TcpStream>>> {
+    async fn connect(self) -> io::Result<TokioIo<Box<dyn Link>>> {
         let address = (self.address)()
             .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no address of this node is known"))?;
         let connect = async {
+            if let Some(machine) = seams::simulated() {
+                return machine.dial(&address).await;
+            }
             let stream = TcpStream::connect(&address).await?;
             stream.set_nodelay(true)?;
-            self.tls.connect(self.name, stream).await
+            let link: Box<dyn Link> = Box::new(self.tls.connect(self.name, stream).await?);
+            Ok(link)
         };
         let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("dial of {address} took {CONNECT_TIMEOUT:?}"));
         let stream = tokio::time::timeout(CONNECT_TIMEOUT, connect).await.map_err(late)??;
@@ -277,30 +308,37 @@ impl Admission {
         Self { node: cluster.node_id(), cluster }
     }
 
-    /// Whether a node is out: it was removed, and its vote is not needed any more.
-    fn is_out(&self, node: NodeId) -> bool {
-        self.cluster.local(|state| state.is_removed(node)) && !status::is_in_raft(&self.cluster, node)
+    /// The node behind a certificate. One that was removed is heard as long as its vote may be needed to see it out.
+    fn admit(&self, certified: Option<&CertifiedNode>) -> Result<NodeId, NotAdmitted> {
+        let certified = certified.ok_or(NotAdmitted::NoCertificate)?;
+        match self.cluster.roster().check(certified) {
+            Err(NotAdmitted::Removed { node }) if RaftView::of(&self.cluster).is_member(node.0) => Ok(node),
+            checked => checked.map(|()| certified.node),
+        }
     }
 }
 
-/// The answer to a node that was removed; it ends itself on hearing it.
-pub(crate) fn removed(node: NodeId) -> Status {
-    Status::permission_denied(Rejection::NodeRemoved { node }.to_string())
+/// The answer to a node that is not let in. One that was removed ends itself on hearing so.
+pub(crate) fn refusal(refused: &NotAdmitted) -> Status {
+    let text = refused.to_string();
+    match refused {
+        NotAdmitted::NoCertificate | NotAdmitted::OtherKey { .. } => Status::unauthenticated(text),
+        NotAdmitted::Removed { .. } => Status::permission_denied(text),
+        NotAdmitted::Unknown { .. } => Status::unavailable(text),
+    }
 }
 
 impl Interceptor for Admission {
     fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, Status> {
-        let caller = request.extensions().get::<PeerIdentity>().and_then(|identity| identity.0);
-        let Some(caller) = caller else {
-            return Err(Status::unauthenticated("this service is for nodes with a certificate of the cluster"));
-        };
+        let certified = request.extensions().get::<PeerIdentity>().and_then(|identity| identity.0.as_ref());
+        if certified.is_none() {
+            return Err(refusal(&NotAdmitted::NoCertificate));
+        }
         let meant = request.metadata().get(TARGET).and_then(|id| id.to_str().ok()).and_then(|id| id.parse().ok());
         if meant != Some(self.node.0) {
             return Err(Status::failed_precondition(format!("this is node {}, another was meant", self.node)));
         }
-        if self.is_out(caller) {
-            return Err(removed(caller));
-        }
+        let caller = self.admit(certified).map_err(|refused| refusal(&refused))?;
         request.extensions_mut().insert(Caller(caller));
         Ok(request)
     }
@@ -314,6 +352,18 @@ pub(crate) fn never_sent(status: &Status) -> bool {
 /// The last cause of a failed call: what the network or TLS said.
 pub(crate) fn root_cause(status: &Status) -> String {
     chain(status).last().map_or_else(|| status.message().to_owned(), ToString::to_string)
+}
+
+/// What TLS said, if a dial failed by it.
+pub(crate) fn tls_error(status: &Status) -> Option<&rustls::Error> {
+    chain(status)
+        .filter_map(|error| error.downcast_ref::<io::Error>())
+        .find_map(|error| error.get_ref()?.downcast_ref())
+}
+
+/// What kind of error the network gave, if a dial failed by it.
+pub(crate) fn io_error_kind(status: &Status) -> Option<io::ErrorKind> {
+    chain(status).find_map(|error| error.downcast_ref::<io::Error>()).map(io::Error::kind)
 }
 
 fn chain(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {

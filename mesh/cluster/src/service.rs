@@ -1,34 +1,25 @@
-//! What this node answers on its peer listener, beside Raft: proposals, reads, keep-alives, spans, and enrolment.
+//! What this node answers other nodes on its peer listener, beside Raft: proposals, reads, keep-alives, spans, blobs, members.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use tokio::sync::Semaphore;
-use tonic::{Request, Response, Status};
-use towline_core::{
-    BootId, Command, Enrolment, NodeAddresses, NodeId, NodeRole, Principal, Proposal, Rejection, Reply,
-};
+use tonic::{Request, Response, Status, Streaming};
+use towline_core::{BootId, Command, NodeId, NodeRole, Principal, Proposal};
 use towline_proto::v1;
 use towline_trace::{Kind, Span, names};
 use uuid::Uuid;
 
 use crate::{
-    ProposeError,
-    certificates::{Authority, CertificateRequest},
+    blobs,
     handle::{ClusterHandle, TRACEPARENT},
     leader::{ReadIndex, Written},
-    membership,
-    peers::Caller,
+    peers::{self, Caller},
+    roster::NotAdmitted,
     sessions::KeepAlive,
-    wire,
+    transfer, wire,
 };
 
 /// Longest wait that a proposer may ask for: its own deadline is shorter.
 const MAX_WAIT: Duration = Duration::from_secs(10);
-/// Enrolments that are worked on at the same time: each costs a read and a signature, and anybody may ask.
-const MAX_ENROLMENTS: usize = 4;
-/// Largest enrolment: a certificate request has a few hundred bytes.
-pub(crate) const MAX_ENROLMENT_BYTES: usize = 16 * 1024;
-
 /// Answers other nodes.
 pub(crate) struct PeerService {
     cluster: ClusterHandle,
@@ -50,8 +41,7 @@ impl v1::peer_server::Peer for PeerService {
         let proposal = wire::decode_proposal(&request.proposal).map_err(|error| {
             Status::invalid_argument(format!("proposal of node {caller} is not understood: {error}"))
         })?;
-        let founder = self.cluster.local(towline_core::State::founder);
-        if !may_forward(caller, founder, &proposal) {
+        if !may_forward(caller, &proposal) {
             return Err(Status::permission_denied(format!("node {caller} may not propose this for {}", proposal.by)));
         }
         let wait = Duration::from_millis(request.wait_ms.into()).min(MAX_WAIT);
@@ -99,9 +89,14 @@ impl v1::peer_server::Peer for PeerService {
             KeepAlive::Gone => Result::Gone(Gone {}),
             KeepAlive::Unsure => Result::Unsure(Unsure {}),
             KeepAlive::NotLeader(leader) => Result::NotLeader(not_leader(leader)),
-            KeepAlive::Removed => return Err(crate::peers::removed(caller)),
+            KeepAlive::Removed => return Err(peers::refusal(&NotAdmitted::Removed { node: caller })),
         };
         Ok(Response::new(v1::KeepAliveResponse { result: Some(result) }))
+    }
+
+    async fn hand_over(&self, request: Request<v1::HandOverRequest>) -> Result<Response<v1::HandOverResponse>, Status> {
+        let to = request.into_inner().to.map(NodeId);
+        Ok(Response::new(transfer::answer(self.cluster.transfer_as_leader(to).await)))
     }
 
     async fn probe(&self, _: Request<v1::ProbeRequest>) -> Result<Response<v1::ProbeResponse>, Status> {
@@ -120,6 +115,55 @@ impl v1::peer_server::Peer for PeerService {
         let spans = spans.iter().filter_map(|span| serde_json::to_vec(span).ok()).map(Into::into).collect();
         Ok(Response::new(v1::SpansResponse { spans }))
     }
+
+    async fn put_blob(
+        &self,
+        request: Request<Streaming<v1::BlobChunk>>,
+    ) -> Result<Response<v1::PutBlobResponse>, Status> {
+        blobs::put(&self.cluster, request.into_inner()).await?;
+        Ok(Response::new(v1::PutBlobResponse {}))
+    }
+
+    type GetBlobStream = blobs::ChunkStream;
+
+    async fn get_blob(&self, request: Request<v1::GetBlobRequest>) -> Result<Response<Self::GetBlobStream>, Status> {
+        blobs::get(&self.cluster, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn hold_blobs(
+        &self,
+        request: Request<v1::HoldBlobsRequest>,
+    ) -> Result<Response<v1::HoldBlobsResponse>, Status> {
+        let held = blobs::hold(&self.cluster, request.into_inner()).await?;
+        Ok(Response::new(v1::HoldBlobsResponse { held }))
+    }
+
+    async fn missing_blobs(
+        &self,
+        _: Request<v1::MissingBlobsRequest>,
+    ) -> Result<Response<v1::MissingBlobsResponse>, Status> {
+        Ok(Response::new(blobs::missing(&self.cluster)))
+    }
+
+    async fn members(&self, _: Request<v1::MembersRequest>) -> Result<Response<v1::Roster>, Status> {
+        Ok(Response::new(self.cluster.roster().members().to_proto()))
+    }
+
+    async fn authority_key(
+        &self,
+        request: Request<v1::AuthorityKeyRequest>,
+    ) -> Result<Response<v1::AuthorityKeyResponse>, Status> {
+        let caller = caller(&request)?;
+        let may_sign = self
+            .cluster
+            .local(|state| state.node(caller).is_some_and(|node| node.role == NodeRole::Voter && !node.leaving));
+        if !may_sign {
+            return Err(Status::permission_denied(format!("node {caller} is no voter: only voters sign certificates")));
+        }
+        let authority = self.cluster.signer().authority();
+        let authority = authority.ok_or_else(|| Status::unavailable("this node cannot sign certificates itself"))?;
+        Ok(Response::new(v1::AuthorityKeyResponse { key: authority.key_pem().into_bytes().into() }))
+    }
 }
 
 fn caller<T>(request: &Request<T>) -> Result<NodeId, Status> {
@@ -129,14 +173,13 @@ fn caller<T>(request: &Request<T>) -> Result<NodeId, Status> {
 
 /// What one node may have another put into the log: it speaks for itself and for its callers, never for a third node, and
 /// what only the leader decides is not forwarded at all.
-fn may_forward(caller: NodeId, founder: NodeId, proposal: &Proposal) -> bool {
+fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
     match &proposal.by {
         Principal::Node(node) if *node != caller => return false,
         Principal::Node(_) | Principal::Operator | Principal::Agent { .. } => {}
     }
     match &proposal.command {
         Command::NodeLost { node, .. } => *node == caller,
-        Command::Enrol(_) => caller == founder,
         Command::Found { .. } | Command::AssignPending | Command::Sweep => false,
         Command::Submit(_)
         | Command::Continue { .. }
@@ -145,7 +188,13 @@ fn may_forward(caller: NodeId, founder: NodeId, proposal: &Proposal) -> bool {
         | Command::Resolve(_)
         | Command::Testify(_)
         | Command::MintToken { .. }
+        | Command::Enrol(_)
+        | Command::Certify { .. }
         | Command::RemoveNode { .. }
+        | Command::SetRole { .. }
+        | Command::Drain { .. }
+        | Command::Undrain { .. }
+        | Command::Upload { .. }
         | Command::Note { .. }
         | Command::NodeUp { .. } => true,
     }
@@ -166,81 +215,4 @@ fn propose_result(written: Written) -> v1::propose_response::Result {
 
 fn not_leader(leader: Option<NodeId>) -> v1::NotLeader {
     v1::NotLeader { leader: leader.map(|leader| leader.0) }
-}
-
-/// Takes nodes in.
-pub(crate) struct EnrolService {
-    cluster: ClusterHandle,
-    authority: Option<Arc<Authority>>,
-    permits: Semaphore,
-}
-
-impl EnrolService {
-    /// Without the authority's key it only says who has it.
-    pub(crate) fn new(cluster: ClusterHandle, authority: Option<Arc<Authority>>) -> Self {
-        Self { cluster, authority, permits: Semaphore::new(MAX_ENROLMENTS) }
-    }
-
-    async fn take_in(
-        &self,
-        authority: &Authority,
-        request: v1::EnrolRequest,
-    ) -> Result<v1::enrol_response::Member, Status> {
-        let hash = membership::secret_hash(&request.secret);
-        let known = self.cluster.read(|state| state.knows_token(&hash)).await;
-        if !known.map_err(|error| Status::unavailable(error.to_string()))? {
-            return Err(Status::permission_denied(Rejection::UnknownToken.to_string()));
-        }
-        let csr = CertificateRequest::read(&request.certificate_request)
-            .map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let (node, role) = self.enrol(hash, request).await?;
-        let identity = self.cluster.identity();
-        let certificate =
-            authority.sign(csr, node, &identity.cluster_name).map_err(|error| Status::internal(error.to_string()))?;
-        tracing::info!(%node, ?role, "enrolled");
-        Ok(v1::enrol_response::Member {
-            cluster: identity.cluster.as_bytes().to_vec().into(),
-            cluster_name: identity.cluster_name.clone(),
-            node: node.0,
-            certificate: certificate.to_vec().into(),
-        })
-    }
-
-    async fn enrol(&self, token_hash: String, request: v1::EnrolRequest) -> Result<(NodeId, NodeRole), Status> {
-        let id = Uuid::from_slice(&request.request).map_err(|_| Status::invalid_argument("request is not a UUID"))?;
-        let addresses = NodeAddresses { http: request.http, peer: request.peer };
-        membership::check_node(&request.name, &addresses)
-            .map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let enrolment = Enrolment { token_hash, request: id, name: request.name, addresses };
-        let by = Principal::Node(self.cluster.node_id());
-        match self.cluster.propose(Proposal { by, command: Command::Enrol(enrolment) }, None).await {
-            Ok(Reply::Enrolled { node, role }) => Ok((node, role)),
-            Ok(Reply::Submitted { .. } | Reply::Continued { .. } | Reply::Done) => {
-                Err(Status::internal("enrolment was answered as something else"))
-            }
-            Err(ProposeError::Rejected(rejection)) => Err(Status::permission_denied(rejection.to_string())),
-            Err(error @ (ProposeError::Unavailable { .. } | ProposeError::Unknown { .. })) => {
-                Err(Status::unavailable(error.to_string()))
-            }
-        }
-    }
-}
-
-#[tonic::async_trait]
-impl v1::enrol_server::Enrol for EnrolService {
-    async fn enrol(&self, request: Request<v1::EnrolRequest>) -> Result<Response<v1::EnrolResponse>, Status> {
-        let _permit = self.permits.try_acquire().map_err(|_| {
-            Status::unavailable(format!("{MAX_ENROLMENTS} nodes are being enrolled: try again in a second"))
-        })?;
-        let result = match &self.authority {
-            Some(authority) => v1::enrol_response::Result::Member(self.take_in(authority, request.into_inner()).await?),
-            None => {
-                let founder = self.cluster.local(towline_core::State::founder);
-                let founder = self.cluster.peers().book().peer(founder);
-                let founder = founder.ok_or_else(|| Status::unavailable("this node does not know the founder yet"))?;
-                v1::enrol_response::Result::AskInstead(founder)
-            }
-        };
-        Ok(Response::new(v1::EnrolResponse { result: Some(result) }))
-    }
 }

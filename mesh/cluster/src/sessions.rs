@@ -23,12 +23,14 @@ use std::{
 
 use futures::future::join_all;
 use openraft::Instant as _;
-use rustix::time::{ClockId, clock_gettime};
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
 };
-use towline_core::{BootId, Command, NodeHealth, NodeId, Rejection, State};
+use towline_core::{
+    BootId, Command, NodeHealth, NodeId, Rejection, State,
+    mutants::{self, Mutant},
+};
 use towline_proto::v1;
 
 use crate::{
@@ -38,6 +40,7 @@ use crate::{
     membership::FOUNDER,
     peers::Lane,
     raft::{ELECTION_TIMEOUT_MAX_MS, RaftLeaderId, StateView, TypeConfig},
+    seams::{Clock, read_clock},
 };
 
 /// A node sends a keep-alive this often: three may be lost before it stops by itself.
@@ -81,14 +84,7 @@ type RaftInstant = openraft::alias::InstantOf<TypeConfig>;
 
 /// The time since boot, sleep included.
 pub(crate) fn boot_clock() -> Duration {
-    read_clock(ClockId::Boottime)
-}
-
-fn read_clock(clock: ClockId) -> Duration {
-    let time = clock_gettime(clock);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
-    let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or_default();
-    Duration::new(seconds, nanoseconds)
+    read_clock(Clock::Boot)
 }
 
 /// The answer to a keep-alive.
@@ -153,6 +149,9 @@ impl Heard {
     }
 
     fn over(&self, now: Duration) -> bool {
+        if mutants::on(Mutant::LeaseExpiresAtOnce) {
+            return now >= self.at + KEEP_ALIVE_EVERY + TICK;
+        }
         now >= if self.refused { self.expires_if_refused } else { self.expires }
     }
 }
@@ -167,7 +166,7 @@ struct WakeClock {
 
 impl WakeClock {
     fn awake_since(&mut self) -> Option<RaftInstant> {
-        let apart = boot_clock().saturating_sub(read_clock(ClockId::Monotonic));
+        let apart = boot_clock().saturating_sub(read_clock(Clock::Monotonic));
         if apart > self.apart + SLEPT {
             self.awake_since = Some(RaftInstant::now());
         }
@@ -183,6 +182,10 @@ impl LeaderSessions {
             Ok(leader) => leader,
             Err(forward) => return KeepAlive::NotLeader(forward.leader_id.map(NodeId)),
         };
+        // What is committed and not applied is of no use to anybody: another node is to lead.
+        if leadership.applying().stall().is_some() {
+            return KeepAlive::Unsure;
+        }
         let mut sessions = self.lock();
         let awake_since = sessions.wake.awake_since();
         let Some(reign) = &mut sessions.reign else { return KeepAlive::Unsure };
@@ -308,7 +311,7 @@ fn live(state: &State) -> impl Iterator<Item = (NodeId, BootId)> {
 
 /// Whether voters are still bound to this leader. A leader that is the only voter is bound to itself.
 fn has_quorum_lease(leadership: &Leadership, acked: Option<RaftInstant>, awake_since: Option<RaftInstant>) -> bool {
-    if leadership.is_only_voter() {
+    if leadership.is_only_voter() || mutants::on(Mutant::IsolatedLeaderRenews) {
         return true;
     }
     let Some(acked) = acked else { return false };
@@ -472,7 +475,7 @@ impl OwnSession {
     }
 
     /// The cluster has removed this node.
-    fn end_for_good(&self) {
+    pub(crate) fn end_for_good(&self) {
         self.end();
         self.removed.send_replace(true);
     }

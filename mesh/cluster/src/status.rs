@@ -1,20 +1,19 @@
-//! The cluster as one node sees it: for operators, and to pick a successor.
+//! The cluster as one node sees it, for operators.
 
 use std::{collections::BTreeSet, fmt};
 
-use openraft::async_runtime::WatchReceiver;
 use serde::{Deserialize, Serialize};
-use towline_core::{Node, NodeAddresses, NodeHealth, NodeId, NodeRole};
+use towline_core::{Agent, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, State};
 
 use crate::{
     handle::ClusterHandle,
-    raft::{RaftMembership, TypeConfig, log_store::LogHealth},
+    raft::{RaftMembership, log_store::LogHealth},
+    raft_view::RaftView,
+    reconcile,
 };
 
-type Metrics = openraft::RaftMetrics<TypeConfig>;
-
-/// A voter this many entries behind may still take the leadership over: they are sent to it first.
-const SUCCESSOR_LAG: u64 = 1_000;
+/// Agents with one host that are named: a person reads them.
+const MAX_AGENTS_NOTED: usize = 10;
 
 /// The cluster as this node sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,11 +34,26 @@ pub struct ClusterStatus {
     pub applied: u64,
     /// How many voters there are and how many can be lost, in words.
     pub quorum: String,
+    /// What else could be lost, and what is under way, in words.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// The disk of this node.
     pub disk: DiskStatus,
     /// How many results of owners whose lease had ended were kept as evidence, and not applied.
     #[serde(default)]
     pub late_results: u64,
+    /// How many pieces of content lie beside the log.
+    #[serde(default)]
+    pub contents: usize,
+    /// How many of them this node does not hold yet, when it looked last.
+    #[serde(default)]
+    pub contents_missing: usize,
+    /// What a change of the voters waits for, if it waits for the content of tasks; only the leader knows.
+    #[serde(default)]
+    pub waits_for_content: Option<String>,
+    /// What stands in the way of renewing the certificate of this node.
+    #[serde(default)]
+    pub certificate_trouble: Option<String>,
 }
 
 /// One node of the cluster.
@@ -71,6 +85,21 @@ pub struct MemberStatus {
     pub matched: Option<u64>,
     /// How many entries it is behind; only the leader knows.
     pub lag: Option<u64>,
+    /// Whether it is drained: it is given no tasks.
+    #[serde(default)]
+    pub draining: bool,
+    /// Whether it is removed as soon as its session has ended.
+    #[serde(default)]
+    pub leaving: bool,
+    /// What it waits for until it is what operators want it to be.
+    #[serde(default)]
+    pub waits: Option<String>,
+    /// When its certificate ends, in milliseconds since the Unix epoch; it is renewed before.
+    #[serde(default)]
+    pub certificate_ends_ms: Option<u64>,
+    /// Whether it can sign certificates, and so take nodes in.
+    #[serde(default)]
+    pub signs: bool,
 }
 
 /// Whether a node can write its log.
@@ -95,10 +124,11 @@ pub enum DiskHealth {
 }
 
 pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
-    let metrics = metrics(cluster);
+    let raft = RaftView::of(cluster);
+    let metrics = raft.metrics();
     let quorums = Quorums::of(metrics.membership_config.membership(), &cluster.leadership().view().membership());
     let members: Vec<MemberStatus> = cluster.local(|state| {
-        state.nodes().map(|node| member(node, state.load_of(node.id), cluster, &metrics, &quorums)).collect()
+        state.nodes().map(|node| member(node, state.load_of(node.id), cluster, &raft, &quorums)).collect()
     });
     ClusterStatus {
         cluster: cluster.cluster_name(),
@@ -106,48 +136,20 @@ pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
         leader: metrics.current_leader.map(NodeId),
         term: metrics.current_term,
         quorum: quorums.words(&members),
+        notes: notes(cluster, &members, &quorums),
         members,
         committed: metrics.cluster_committed.map_or(0, |log_id| log_id.index),
         applied: metrics.last_applied.map_or(0, |log_id| log_id.index),
         disk: disk(cluster),
         late_results: cluster.local(towline_core::State::late_results),
+        contents: cluster.local(towline_core::State::named_blob_count),
+        contents_missing: cluster.blobs().missing(),
+        waits_for_content: cluster.blobs().waiting(),
+        certificate_trouble: cluster.trouble().get(),
     }
 }
 
-/// The voter that can take the leadership over, if this node leads: the one that is least behind.
-pub(crate) fn successor(cluster: &ClusterHandle) -> Option<NodeId> {
-    let status = of(cluster);
-    if status.leader != Some(cluster.node_id()) {
-        return None;
-    }
-    let others = status.members.iter().filter(|member| member.id != cluster.node_id());
-    let fit = others.filter(|member| {
-        member.voting
-            && !member.fenced
-            && member.health == NodeHealth::Up
-            && member.lag.is_some_and(|lag| lag <= SUCCESSOR_LAG)
-    });
-    fit.min_by_key(|member| (member.lag, member.id)).map(|member| member.id)
-}
-
-pub(crate) fn metrics(cluster: &ClusterHandle) -> Metrics {
-    cluster.leadership().raft().metrics().borrow_watched().clone()
-}
-
-/// Whether a node is a voter or learner of the Raft group, as far as this node knows.
-pub(crate) fn is_in_raft(cluster: &ClusterHandle, node: NodeId) -> bool {
-    metrics(cluster).membership_config.membership().get_node(&node.0).is_some()
-}
-
-fn member(node: &Node, load: usize, cluster: &ClusterHandle, metrics: &Metrics, quorums: &Quorums) -> MemberStatus {
-    let last = metrics.last_log_index.unwrap_or_default();
-    let leads = metrics.current_leader == Some(cluster.node_id().0);
-    let matched = if leads && node.id == cluster.node_id() {
-        Some(last)
-    } else {
-        let replicated = metrics.replication.as_ref().and_then(|replication| replication.get(&node.id.0));
-        replicated.map(|log_id| log_id.as_ref().map_or(0, |log_id| log_id.index))
-    };
+fn member(node: &Node, load: usize, cluster: &ClusterHandle, raft: &RaftView, quorums: &Quorums) -> MemberStatus {
     MemberStatus {
         id: node.id,
         name: node.name.clone(),
@@ -159,8 +161,13 @@ fn member(node: &Node, load: usize, cluster: &ClusterHandle, metrics: &Metrics, 
         version: node.version.clone(),
         capacity: node.capacity,
         load,
-        matched,
-        lag: matched.map(|matched| last.saturating_sub(matched)),
+        matched: raft.matched(node.id.0),
+        lag: raft.lag(node.id.0),
+        draining: node.draining.is_some(),
+        leaving: node.leaving,
+        waits: reconcile::waits_for(cluster, raft, node, load),
+        certificate_ends_ms: node.certificate.as_ref().and_then(|certificate| certificate.ends).map(|ends| ends.0),
+        signs: node.certificate.as_ref().is_some_and(|certificate| certificate.signs),
     }
 }
 
@@ -182,15 +189,18 @@ impl Quorums {
     }
 
     fn words(&self, members: &[MemberStatus]) -> String {
-        let up: BTreeSet<u64> = members
-            .iter()
-            .filter(|member| !member.fenced && member.health == NodeHealth::Up)
-            .map(|member| member.id.0)
-            .collect();
+        let up: BTreeSet<u64> = members.iter().filter(|member| is_up(member)).map(|member| member.id.0).collect();
         let weakest = self.0.iter().map(|voters| Majority::of(voters, &up)).min_by_key(Majority::spare);
         let Some(weakest) = weakest else { return "no voters are known yet".to_owned() };
         let changes = if self.0.len() > 1 { ", while the membership changes" } else { "" };
         format!("{weakest}{changes}")
+    }
+
+    /// Whether there is a quorum without this node.
+    fn stand_without(&self, node: NodeId, members: &[MemberStatus]) -> bool {
+        let up: BTreeSet<u64> =
+            members.iter().filter(|member| is_up(member) && member.id != node).map(|member| member.id.0).collect();
+        self.0.iter().all(|voters| Majority::of(voters, &up).spare() >= 0)
     }
 }
 
@@ -221,6 +231,54 @@ impl fmt::Display for Majority {
             _ => write!(f, "{voters} {noun}, quorum {quorum}, only {up} up"),
         }
     }
+}
+
+fn is_up(member: &MemberStatus) -> bool {
+    !member.fenced && member.health == NodeHealth::Up
+}
+
+fn notes(cluster: &ClusterHandle, members: &[MemberStatus], quorums: &Quorums) -> Vec<String> {
+    let mut notes: Vec<String> = members.iter().filter_map(|member| note_of(member, members, quorums)).collect();
+    if members.len() > 1 {
+        notes.extend(cluster.local(lonely_agents));
+    }
+    notes
+}
+
+/// What is to be known of a node that is no plain voter.
+fn note_of(member: &MemberStatus, members: &[MemberStatus], quorums: &Quorums) -> Option<String> {
+    let who = format!("node {} ({})", member.id, member.name);
+    let vote_is_needed = member.voting && !quorums.stand_without(member.id, members);
+    if member.leaving {
+        return Some(format!("{who} leaves: its tasks go to others, and it keeps its vote until it is out"));
+    }
+    if member.draining && member.load > 0 {
+        return Some(format!("{who} is drained: it takes no tasks, and has {} left", member.load));
+    }
+    if member.draining && vote_is_needed {
+        return Some(format!(
+            "{who} is drained and has no tasks, and without its vote there is no quorum: do not stop it"
+        ));
+    }
+    if member.draining {
+        return Some(format!("{who} is drained and has no tasks: it can be stopped"));
+    }
+    let is_learner = member.role == NodeRole::Learner && !member.voting;
+    is_learner.then(|| format!("{who} is a learner: it holds the log and runs tasks, and its loss changes no quorum"))
+}
+
+/// Agents whose tasks would wait if one more node were lost.
+fn lonely_agents(state: &State) -> Vec<String> {
+    let hosts = |agent: &Agent| -> Vec<NodeId> {
+        let hosts = state.nodes().filter(|node| node.takes_tasks() && node.declares.contains(&agent.spec.name));
+        hosts.map(|node| node.id).collect()
+    };
+    let words = |agent: &Agent| match hosts(agent)[..] {
+        [] => Some(format!("no node takes tasks of agent {}: they wait", agent.spec.name)),
+        [only] => Some(format!("only node {only} takes tasks of agent {}: without it they wait", agent.spec.name)),
+        _ => None,
+    };
+    state.agents().filter_map(words).take(MAX_AGENTS_NOTED).collect()
 }
 
 fn disk(cluster: &ClusterHandle) -> DiskStatus {
@@ -264,6 +322,11 @@ mod tests {
             load: 0,
             matched: None,
             lag: None,
+            draining: false,
+            leaving: false,
+            waits: None,
+            certificate_ends_ms: None,
+            signs: false,
         };
         quorums.words(&up.iter().map(member).collect::<Vec<_>>())
     }

@@ -40,8 +40,13 @@ use std::{
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
+use towline_core::mutants::{self, Mutant};
 
-use crate::{kill_points, raft::StoreError};
+use crate::{
+    kill_points,
+    raft::StoreError,
+    seams::{self, Machine},
+};
 use disk::{Disk, DiskFile, is_full};
 use record::{SEGMENT_HEADER, encode_segment_header, entry_in};
 
@@ -104,7 +109,14 @@ pub(crate) struct Wal {
     places: Places,
     queue: mpsc::Sender<Job>,
     watched: Arc<Watched>,
-    thread: Mutex<Option<thread::JoinHandle<()>>>,
+    worker: Mutex<Option<Worker>>,
+}
+
+/// Who works the queue off.
+enum Worker {
+    Thread(thread::JoinHandle<()>),
+    /// On a simulated machine.
+    Task(tokio::task::JoinHandle<()>),
 }
 
 /// What the thread shares.
@@ -124,11 +136,13 @@ impl Wal {
         let (queue, jobs) = mpsc::channel(QUEUE);
         let watched = Arc::new(Watched { health: Mutex::new(LogHealth::Ok), stop_waiting: AtomicBool::new(false) });
         let shared = watched.clone();
-        let thread = thread::Builder::new()
-            .name("towline-wal".to_owned())
-            .spawn(move || LogThread { writer, jobs, watched: shared, failed: None }.run())
-            .map_err(|source| StoreError::File { action: "start the log thread for", path: dir.to_owned(), source })?;
-        Ok((Wal { dir: dir.to_owned(), disk, places, queue, watched, thread: Mutex::new(Some(thread)) }, recovered))
+        let thread = LogThread { writer, jobs, watched: shared, failed: None };
+        let worker = Worker::start(thread).map_err(|source| StoreError::File {
+            action: "start the log thread for",
+            path: dir.to_owned(),
+            source,
+        })?;
+        Ok((Wal { dir: dir.to_owned(), disk, places, queue, watched, worker: Mutex::new(Some(worker)) }, recovered))
     }
 
     /// Queues records that need not be durable before anything else is said.
@@ -183,14 +197,27 @@ impl Wal {
     /// Writes what is queued and ends the thread.
     pub(crate) async fn close(&self) {
         let closing = self.queue.send(Job::Close).await;
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(thread) = thread else { return };
+        let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(worker) = worker else { return };
         if closing.is_err() {
             tracing::debug!("log thread had ended before");
         }
-        if tokio::task::spawn_blocking(|| thread.join()).await.is_err() {
+        let joined = match worker {
+            Worker::Thread(thread) => tokio::task::spawn_blocking(|| thread.join()).await.map(drop),
+            Worker::Task(task) => task.await,
+        };
+        if joined.is_err() {
             tracing::error!("log thread was not joined");
         }
+    }
+}
+
+impl Worker {
+    fn start(log: LogThread) -> io::Result<Self> {
+        if let Some(machine) = seams::simulated() {
+            return Ok(Worker::Task(tokio::spawn(log.run_on(machine))));
+        }
+        thread::Builder::new().name("towline-wal".to_owned()).spawn(move || log.run()).map(Worker::Thread)
     }
 }
 
@@ -200,22 +227,72 @@ struct LogThread {
     jobs: mpsc::Receiver<Job>,
     watched: Arc<Watched>,
     /// The first error that was final. Everything later fails with it, and nothing is tried again.
-    failed: Option<(io::ErrorKind, String)>,
+    failed: Option<Failure>,
+}
+
+/// Why a write failed, for everyone who waits for it.
+type Failure = (io::ErrorKind, String);
+
+/// Records that were written together.
+struct Run {
+    written: Result<(), Failure>,
+    must_sync: bool,
+    waiters: Vec<Done>,
+    close: bool,
+}
+
+impl Run {
+    fn answer(&mut self, outcome: &Result<(), Failure>) {
+        for done in self.waiters.drain(..) {
+            done(outcome.clone().map_err(|(kind, detail)| io::Error::new(kind, detail)));
+        }
+    }
 }
 
 impl LogThread {
     fn run(mut self) {
         while let Some(first) = self.jobs.blocking_recv() {
-            let (records, waiters, close) = self.drain(first);
-            let outcome = self.perform(&records, !waiters.is_empty() || close);
-            for done in waiters {
-                done(outcome.clone().map_err(|(kind, detail)| io::Error::new(kind, detail)));
-            }
-            if close {
+            let run = self.begin(first);
+            if self.finish(run) {
                 break;
             }
         }
         self.seal();
+    }
+
+    /// The same in the time of a simulated machine, which may stop between a write and its sync.
+    async fn run_on(mut self, machine: &'static dyn Machine) {
+        while let Some(first) = self.jobs.recv().await {
+            let run = self.begin(first);
+            if run.must_sync {
+                tokio::time::sleep(machine.sync_takes()).await;
+            }
+            if self.finish(run) {
+                break;
+            }
+        }
+        self.seal();
+    }
+
+    /// Writes what waits.
+    fn begin(&mut self, first: Job) -> Run {
+        let (records, waiters, close) = self.drain(first);
+        let written = self.perform(&records, false);
+        let mut run = Run { written, must_sync: !waiters.is_empty() || close, waiters, close };
+        if mutants::on(Mutant::AckBeforeFsync) {
+            run.answer(&Ok(()));
+        }
+        run
+    }
+
+    /// Makes what was written durable if somebody waits for it, and tells them. Returns whether the log is closed.
+    fn finish(&mut self, mut run: Run) -> bool {
+        let synced = match &run.written {
+            Ok(()) if run.must_sync => self.perform(&[], true),
+            written => written.clone(),
+        };
+        run.answer(&synced);
+        run.close
     }
 
     /// Leaves a record which proves that everything before it is durable.
@@ -245,7 +322,7 @@ impl LogThread {
         (records, waiters, false)
     }
 
-    fn perform(&mut self, records: &[Record], sync: bool) -> Result<(), (io::ErrorKind, String)> {
+    fn perform(&mut self, records: &[Record], sync: bool) -> Result<(), Failure> {
         if let Some(failure) = &self.failed {
             return Err(failure.clone());
         }
@@ -338,7 +415,9 @@ impl Writer {
             self.stage(record)?;
         }
         self.flush(wait_for_room)?;
-        kill_points::pass("wal-run-written");
+        if !records.is_empty() {
+            kill_points::pass("wal-run-written");
+        }
         let removable = purged && self.has_purgeable_segment();
         if sync || removable {
             self.sync()?;

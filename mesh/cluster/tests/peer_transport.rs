@@ -26,7 +26,8 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 use towline_cluster::{
-    Cluster, ClusterError, ClusterHandle, ClusterOptions, PeerIdentity, ProposeError, Registration, membership,
+    CERTIFICATE_LIFE, Cluster, ClusterError, ClusterHandle, ClusterOptions, PeerIdentity, ProposeError, Registration,
+    membership,
 };
 use towline_core::{
     AgentName, AgentSpec, Command, ContextId, Effect, Message, MessageId, NodeAddresses, NodeId, NodeRole, Part,
@@ -346,7 +347,8 @@ fn addresses(address: SocketAddr) -> NodeAddresses {
 }
 
 fn options(data: &Path, address: SocketAddr) -> ClusterOptions {
-    ClusterOptions { data: data.to_owned(), addresses: addresses(address), version: "test".to_owned() }
+    let (data, version) = (data.to_owned(), "test".to_owned());
+    ClusterOptions { data, addresses: addresses(address), version, certificate_life: CERTIFICATE_LIFE }
 }
 
 fn registration() -> Registration {
@@ -561,7 +563,7 @@ async fn run(net: &Arc<Net>, data: &Path, address: SocketAddr) -> (ClusterHandle
     let cluster = Cluster::start(options(data, address)).await.unwrap();
     let handle = cluster.handle();
     let hello = axum::routing::get(|axum::Extension(PeerIdentity(caller)): axum::Extension<PeerIdentity>| async move {
-        format!("hello {caller:?}")
+        format!("hello {:?}", caller.map(|caller| caller.node))
     });
     let router = cluster.peer_routes().route("/hello", hello);
     let listener = TcpListener::bind(address).await.unwrap();
@@ -589,12 +591,13 @@ async fn serve_connection(
 ) -> Option<()> {
     stream.set_nodelay(true).ok()?;
     let stream = acceptor.accept(stream).await.ok()?;
-    let caller = stream.get_ref().1.peer_certificates().and_then(|chain| membership::peer_node_id(chain.first()?));
+    let caller = stream.get_ref().1.peer_certificates().and_then(|chain| membership::certified_node(chain.first()?));
+    let node_id = caller.as_ref().map(|caller| caller.node);
     let router = router.layer(axum::Extension(PeerIdentity(caller)));
     let builder = auto::Builder::new(TokioExecutor::new());
     let serving = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     let cut = async {
-        while net.passes(node, caller) {
+        while net.passes(node, node_id) {
             sleep(Duration::from_millis(5)).await;
         }
     };

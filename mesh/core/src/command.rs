@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, AgentSpec, BootId, Effect, Enrolment, LateReport, Message, NodeAddresses, NodeId, NodeRole, OwnerReport,
-    Principal, Resolve, StepNo, Submission, TaskId, TaskState, TraceContext, doubt::listed,
+    AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, LateReport, Message, NodeAddresses, NodeCertificate,
+    NodeId, NodeRole, OwnerReport, Principal, Resolve, StepNo, Submission, TaskId, TaskState, TraceContext,
+    doubt::listed,
 };
 
 /// A command, and who stands behind it.
@@ -85,8 +86,34 @@ pub enum Command {
         /// The life that ended; a later one is not touched.
         boot: BootId,
     },
+    /// A node tells of the certificate that it uses, when that is another one than the cluster knows.
+    Certify {
+        /// The node.
+        node: NodeId,
+        /// Its certificate.
+        certificate: NodeCertificate,
+    },
     /// Take a node out of the cluster for good.
     RemoveNode {
+        /// The node.
+        node: NodeId,
+    },
+    /// Whether a node counts for the quorum from here on.
+    SetRole {
+        /// The node.
+        node: NodeId,
+        /// What it becomes.
+        role: NodeRole,
+    },
+    /// Give a node no more tasks, and move those away that it runs.
+    Drain {
+        /// The node.
+        node: NodeId,
+        /// How long a step that another owner would run again is waited for, in milliseconds.
+        patience_ms: u64,
+    },
+    /// Give a node tasks again.
+    Undrain {
         /// The node.
         node: NodeId,
     },
@@ -94,6 +121,13 @@ pub enum Command {
     AssignPending,
     /// Remove terminal tasks past their retention.
     Sweep,
+    /// Content was uploaded, and lies on a majority of the voters: who asks may name it in a message.
+    Upload {
+        /// Its address.
+        hash: BlobHash,
+        /// Its length in bytes.
+        length: u64,
+    },
     /// An operator keeps a small text under a key.
     Note {
         /// Under what.
@@ -260,6 +294,12 @@ pub enum Rejection {
         /// How many of them are a majority.
         quorum: usize,
     },
+    /// A voter that does not run only counts against the quorum.
+    #[error("node {node} is not up, so its vote would only count against the quorum: start it, then promote it")]
+    NotUp {
+        /// The node.
+        node: NodeId,
+    },
     /// Full for the moment.
     #[error("{what} is full ({limit}): try again in {retry_after_ms} ms")]
     Full {
@@ -316,8 +356,42 @@ pub enum Rejection {
         /// The node.
         node: NodeId,
     },
+    /// A node with this name is a member.
+    #[error(
+        "node name {name:?} is taken by node {node}: choose another node.name, or take that node out with `towline cluster remove {node}`"
+    )]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// Who has it.
+        node: NodeId,
+    },
+    /// A member is reached at this address.
+    #[error(
+        "peer address {peer} belongs to node {node}: change node.listen.peer or node.advertise_peer, or take that node out with `towline cluster remove {node}`"
+    )]
+    AddressTaken {
+        /// The address.
+        peer: String,
+        /// Who has it.
+        node: NodeId,
+    },
+    /// No other node has the key of the cluster's authority yet.
+    #[error(
+        "node {node} alone can sign certificates: every other voter fetches that key within seconds, so try again in a moment"
+    )]
+    OnlySigner {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node keeps its key for as long as it is a member.
+    #[error("node {node} is known by another key: join with an empty data folder, as a new node")]
+    OtherKey {
+        /// The node.
+        node: NodeId,
+    },
     /// A node that is not a member.
-    #[error("node {node} is not a member of this cluster")]
+    #[error("node {node} is not a member of this cluster: `towline cluster status` lists its nodes")]
     UnknownNode {
         /// The node.
         node: NodeId,

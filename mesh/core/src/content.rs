@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-use crate::{ContextId, MessageId, TaskId};
+use crate::{Blob, ContextId, MessageId, TaskId, limits::MAX_SHOWN_BLOB_BYTES};
 
 /// Free-form JSON that travels with a message, part or artifact.
 pub type Metadata = BTreeMap<String, serde_json::Value>;
@@ -28,6 +28,8 @@ pub enum Content {
     Url(String),
     /// Structured data.
     Data(serde_json::Value),
+    /// Text, bytes or structured data that lie in the blob store.
+    Blob(Blob),
 }
 
 /// One part of a message or artifact.
@@ -57,12 +59,25 @@ impl Part {
         Self { content: Content::Data(value), media_type: None, filename: None, metadata: Metadata::new() }
     }
 
-    /// Bytes of content, for the bounds in [`crate::limits`]. Structured data counts as its JSON text.
+    /// Bytes of content that a reader is shown, for the bounds in [`crate::limits`]. Structured data counts as its JSON
+    /// text; a blob that is shown as a link counts as nothing.
     pub fn size(&self) -> usize {
         match &self.content {
             Content::Text(text) | Content::Url(text) => text.len(),
             Content::Raw(bytes) => bytes.len(),
             Content::Data(value) => value.to_string().len(),
+            Content::Blob(blob) if blob.length <= MAX_SHOWN_BLOB_BYTES => {
+                usize::try_from(blob.length).unwrap_or(usize::MAX)
+            }
+            Content::Blob(_) => 0,
+        }
+    }
+
+    /// The blob that it names, if it does.
+    pub fn blob(&self) -> Option<&Blob> {
+        match &self.content {
+            Content::Blob(blob) => Some(blob),
+            Content::Text(_) | Content::Raw(_) | Content::Url(_) | Content::Data(_) => None,
         }
     }
 }
@@ -100,6 +115,11 @@ impl Message {
     /// Bytes of content in all parts.
     pub fn size(&self) -> usize {
         self.parts.iter().map(Part::size).sum()
+    }
+
+    /// The blobs that its parts name.
+    pub fn blobs(&self) -> impl Iterator<Item = &Blob> {
+        self.parts.iter().filter_map(Part::blob)
     }
 
     /// Whether both say the same thing by the rule of deduplication: role, parts, context, task and references;
@@ -162,7 +182,7 @@ fn join_text(parts: &[Part]) -> String {
         .iter()
         .filter_map(|part| match &part.content {
             Content::Text(text) => Some(text.as_str()),
-            Content::Raw(_) | Content::Url(_) | Content::Data(_) => None,
+            Content::Raw(_) | Content::Url(_) | Content::Data(_) | Content::Blob(_) => None,
         })
         .collect();
     texts.join("\n")

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
 
-use crate::{Content, Message, Metadata, Role};
+use crate::{BlobForm, Content, Message, Metadata, Role};
 
 /// Characters of a digest that people compare: enough that two calls of one task do not meet by chance.
 const SHOWN_CHARS: usize = 16;
@@ -99,6 +99,16 @@ impl Hasher {
             Content::Data(value) => {
                 self.tag(3);
                 self.json(value);
+            }
+            Content::Blob(blob) => {
+                self.tag(4);
+                self.bytes(blob.hash.as_bytes());
+                self.count(usize::try_from(blob.length).unwrap_or(usize::MAX));
+                self.tag(match blob.form {
+                    BlobForm::Text => 0,
+                    BlobForm::Raw => 1,
+                    BlobForm::Data => 2,
+                });
             }
         }
     }

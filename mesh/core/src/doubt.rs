@@ -114,6 +114,7 @@ impl LateResult {
         let (is_error, text) = match report.outcome {
             Outcome::Answered(answer) => (false, answer.text),
             Outcome::Returned { content, is_error } => (is_error, content),
+            Outcome::Stored { blob, is_error } => (is_error, format!("{} bytes of text", blob.length)),
             Outcome::Failed { error_type, message } => (true, format!("{error_type}: {message}")),
         };
         let text = text.chars().take(MAX_LATE_RESULT_CHARS).collect();

@@ -35,4 +35,25 @@ pub struct Enrolment {
     pub name: String,
     /// Where it will be reached.
     pub addresses: NodeAddresses,
+    /// Its key. A node that asks again under the same key is the same node; an enrolment that an earlier version logged has
+    /// none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<NodeKey>,
+}
+
+/// The public key of a node, as the hash of it in hex. A node keeps its key for as long as it is a member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NodeKey(pub String);
+
+/// What the cluster knows of a node's certificate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeCertificate {
+    /// The key that it is over: a certificate over another one is not this node's, whoever signed it.
+    pub key: NodeKey,
+    /// When the one in use ends; not known before the node has said so.
+    pub ends: Option<Timestamp>,
+    /// Whether the node holds the key of the cluster's authority, and signs the certificates of others.
+    #[serde(default)]
+    pub signs: bool,
 }

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-use crate::{Message, MessageId, Resolution, Timestamp, TraceContext};
+use crate::{Blob, Message, MessageId, Resolution, Timestamp, TraceContext};
 
 /// Number of a step in its task, from 0. With the task id it is the idempotency key of the step's effect, the same on
 /// every attempt.
@@ -125,6 +125,20 @@ impl Intent {
         }
     }
 
+    /// What comes of it when its task moves to another node before it has an outcome.
+    pub fn when_interrupted(&self) -> Interruption {
+        match self {
+            Intent::Model { .. } => Interruption::Repeated,
+            Intent::Tool { on_adoption: OnAdoption::Retry, .. } => Interruption::Repeated,
+            Intent::Tool { on_adoption: OnAdoption::Ask | OnAdoption::Fail, .. } => Interruption::InDoubt,
+            Intent::Delegate { own_mesh, peer_task, on_adoption, .. } => {
+                let is_found_again = *own_mesh || peer_task.is_some() || *on_adoption == OnAdoption::Retry;
+                if is_found_again { Interruption::Harmless } else { Interruption::InDoubt }
+            }
+            Intent::Ask { .. } | Intent::Refused { .. } => Interruption::Harmless,
+        }
+    }
+
     /// What an adopter does when it finds the intent without an outcome.
     pub fn on_adoption(&self) -> OnAdoption {
         match self {
@@ -132,6 +146,17 @@ impl Intent {
             Intent::Tool { on_adoption, .. } | Intent::Delegate { on_adoption, .. } => *on_adoption,
         }
     }
+}
+
+/// What it costs to interrupt a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interruption {
+    /// Nothing: the next owner goes on with it.
+    Harmless,
+    /// The next owner does it again.
+    Repeated,
+    /// Its effect may have happened, and must not happen twice.
+    InDoubt,
 }
 
 /// What came of a step.
@@ -144,6 +169,13 @@ pub enum Outcome {
         /// The text that the model is shown.
         content: String,
         /// MCP `isError`, or a peer's task that failed.
+        is_error: bool,
+    },
+    /// The tool, the peer or the person answered at length: the text lies in the blob store.
+    Stored {
+        /// The text that the model is shown.
+        blob: Blob,
+        /// As for [`Outcome::Returned`].
         is_error: bool,
     },
     /// The call did not work: a protocol error, a timeout, a refusal.

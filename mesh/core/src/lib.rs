@@ -12,6 +12,7 @@
 //! comparing what it runs with [`State::tasks_of`].
 
 mod agent;
+mod blob;
 mod command;
 mod content;
 mod digest;
@@ -23,6 +24,8 @@ mod ids;
 mod journal;
 mod lease;
 pub mod limits;
+#[doc(hidden)]
+pub mod mutants;
 mod node;
 mod note;
 mod policy;
@@ -32,17 +35,20 @@ mod task;
 mod trace_context;
 
 pub use agent::{Agent, AgentSpec, Placement};
+pub use blob::{Blob, BlobForm, BlobHash, InvalidBlobHash};
 pub use command::{Applied, Command, Proposal, Rejection, Reply};
 pub use content::{Artifact, Content, Message, Metadata, Part, Role};
 pub use digest::Digest;
 pub use doubt::{LateReport, LateResult, Resolution, Resolve, Verdict};
 pub use effect::Effect;
-pub use enrolment::{Enrolment, JoinToken, NodeRole};
+pub use enrolment::{Enrolment, JoinToken, NodeCertificate, NodeKey, NodeRole};
 pub use event::{Event, EventKind};
 pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, TaskId, VShard};
-pub use journal::{Asked, Doubt, Intent, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage};
+pub use journal::{
+    Asked, Doubt, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage,
+};
 pub use lease::{Epoch, Lease, Stamp, Timestamp};
-pub use node::{Node, NodeAddresses, NodeHealth};
+pub use node::{Draining, Node, NodeAddresses, NodeHealth};
 pub use note::Note;
 pub use principal::Principal;
 pub use state::{Founder, ListFilter, State, TaskPage};

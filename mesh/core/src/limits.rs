@@ -34,6 +34,34 @@ pub const TERMINAL_RETENTION_MS: u64 = 7 * 24 * 3600 * 1000;
 /// Events of one task that a stream can resume from. Older ones are answered with a snapshot of the task.
 pub const MAX_RETAINED_EVENTS: usize = 8_192;
 
+/// Content above this goes to the blob store, and the log only names it: entries stay small.
+pub const MAX_INLINE_BYTES: usize = 16 * 1024;
+
+/// Largest blob that a reader is shown in its place; a larger one is shown as a link, which is read in ranges.
+pub const MAX_SHOWN_BLOB_BYTES: u64 = 1024 * 1024;
+
+/// Largest blob: every node that holds it writes it as one file, and sends it in one go.
+pub const MAX_BLOB_BYTES: u64 = 4 * 1024 * 1024 * 1024;
+
+/// Most blobs that one task may name: each is in the state of every node.
+pub const MAX_BLOBS_PER_TASK: usize = 4_096;
+
+/// Most bytes that the blobs of one task may have: a runaway agent is stopped here, before the disks are full.
+pub const MAX_BLOB_BYTES_PER_TASK: u64 = 16 * 1024 * 1024 * 1024;
+
+/// Most bytes that the blobs of all tasks and uploads of one principal may have: one caller does not fill the disks that
+/// all share.
+pub const MAX_BLOB_BYTES_PER_PRINCIPAL: u64 = 256 * 1024 * 1024 * 1024;
+
+/// Most uploads that no message names yet: each is in the state of every node.
+pub const MAX_UPLOADS: usize = 10_000;
+
+/// How long an upload may be named by a message of who made it.
+pub const UPLOAD_KEPT_MS: u64 = 24 * 3600 * 1000;
+
+/// How long a blob that nothing names is kept after it was written last: what is to name it may still be on its way.
+pub const BLOB_KEPT_UNNAMED_MS: u64 = 24 * 3600 * 1000;
+
 /// Most events that one task may make in its life: a runaway agent is stopped here.
 pub const MAX_EVENTS_PER_TASK: u64 = 100_000;
 
@@ -51,6 +79,9 @@ pub const MAX_HOPS: u32 = 16;
 
 /// Tasks that one `NodeLost` or `NodeUp` entry reassigns at most: it bounds the time of one `apply`.
 pub const MAX_REASSIGNED_PER_ENTRY: usize = 1_000;
+
+/// Longest patience of a drain: a step that takes longer is not waited for.
+pub const MAX_PATIENCE_MS: u64 = 24 * 3600 * 1000;
 
 /// Most notes that operators keep: every node holds them all.
 pub const MAX_NOTES: usize = 16_384;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-use crate::{AgentName, BootId, NodeId, NodeRole, Timestamp};
+use crate::{AgentName, BootId, NodeCertificate, NodeId, NodeRole, Timestamp};
 
 /// Where a node is reached.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +23,15 @@ pub enum NodeHealth {
     Up,
     /// Its session ended without a word.
     Lost,
+}
+
+/// A node that is emptied: it is given no tasks, and those that it runs move to others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Draining {
+    /// Since when.
+    pub since: Timestamp,
+    /// How long a step that another owner would run again is waited for, in milliseconds.
+    pub patience_ms: u64,
 }
 
 /// A node of the cluster.
@@ -51,4 +60,22 @@ pub struct Node {
     /// It is removed as soon as its session has ended: until then it may still act.
     #[serde(default)]
     pub leaving: bool,
+    /// Set while it is to be empty; it stays so over restarts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draining: Option<Draining>,
+    /// None where an earlier version enrolled it, until it says so itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<NodeCertificate>,
+}
+
+impl Node {
+    /// Whether it is up and stays.
+    pub fn is_live(&self) -> bool {
+        self.health == NodeHealth::Up && !self.leaving
+    }
+
+    /// Whether it is given tasks.
+    pub fn takes_tasks(&self) -> bool {
+        self.is_live() && self.draining.is_none()
+    }
 }

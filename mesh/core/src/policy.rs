@@ -5,14 +5,18 @@ use crate::{Command, Principal, Rejection};
 /// Refuses a command that `by` may not give, whatever the state.
 pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> {
     let allowed = match command {
-        Command::Submit(_) | Command::Continue { .. } | Command::Cancel { .. } => match by {
+        Command::Submit(_) | Command::Continue { .. } | Command::Cancel { .. } | Command::Upload { .. } => match by {
             Principal::Operator | Principal::Agent { .. } => true,
             Principal::Node(_) => false,
         },
-        Command::MintToken { .. } | Command::RemoveNode { .. } | Command::Resolve(_) | Command::Note { .. } => {
-            *by == Principal::Operator
-        }
-        Command::NodeUp { node, .. } => *by == Principal::Node(*node),
+        Command::MintToken { .. }
+        | Command::RemoveNode { .. }
+        | Command::SetRole { .. }
+        | Command::Drain { .. }
+        | Command::Undrain { .. }
+        | Command::Resolve(_)
+        | Command::Note { .. } => *by == Principal::Operator,
+        Command::NodeUp { node, .. } | Command::Certify { node, .. } => *by == Principal::Node(*node),
         Command::Report(_)
         | Command::Testify(_)
         | Command::Found { .. }

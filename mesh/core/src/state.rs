@@ -7,15 +7,22 @@ use std::{
 };
 
 use crate::{
-    Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Enrolment, Epoch,
-    EventKind, JoinToken, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note,
-    Outcome, OwnerReport, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task, TaskId,
-    TaskState, TaskStatus, Timestamp, Turn, VShard, limits, note::Notes, policy, task,
+    Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Epoch, EventKind,
+    JoinToken, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note, Outcome,
+    OwnerReport, OwnerWord, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task, TaskId,
+    TaskState, TaskStatus, Timestamp, Turn, VShard, limits,
+    mutants::{self, Mutant},
+    note::Notes,
+    policy, task,
 };
 
+mod blobs;
 mod dedup;
 mod doubt;
+mod enrolment;
+mod members;
 
+use blobs::Named;
 use dedup::{Expiring, Sent};
 
 type TaskKey = (VShard, TaskId);
@@ -53,6 +60,9 @@ pub struct State {
     ended: BTreeSet<(Timestamp, TaskId)>,
     #[serde(default, skip_serializing_if = "Notes::is_empty")]
     notes: Notes,
+    /// What lies in the blob store.
+    #[serde(default, skip_serializing_if = "Named::is_empty")]
+    named: Named,
     last: Stamp,
 }
 
@@ -121,9 +131,14 @@ impl State {
                 self.node_up(node, news, agents, stamp)
             }
             Command::NodeLost { node, boot } => Ok(self.node_lost(node, boot, stamp)),
+            Command::Certify { node, certificate } => self.certify(node, certificate),
             Command::RemoveNode { node } => self.remove_node(node, stamp),
+            Command::SetRole { node, role } => self.set_role(node, role),
+            Command::Drain { node, patience_ms } => self.drain(node, patience_ms, stamp),
+            Command::Undrain { node } => self.undrain(node, stamp),
             Command::AssignPending => Ok(done(self.assign_pending(stamp))),
             Command::Sweep => Ok(self.sweep(stamp)),
+            Command::Upload { hash, length } => self.take_upload(&by, hash, length, stamp),
             Command::Note { key, value, version } => {
                 self.notes.put(key, Note { value, version }).map(|()| done(Vec::new()))
             }
@@ -135,7 +150,7 @@ impl State {
         self.cluster.as_ref().map(|(id, name)| (*id, name.as_str()))
     }
 
-    /// The node that founded the cluster and keeps the key of its authority.
+    /// The node that founded the cluster.
     pub fn founder(&self) -> NodeId {
         self.founder.unwrap_or(FOUNDER)
     }
@@ -231,7 +246,10 @@ impl State {
 
     /// Whether some unassigned task could be given to a node.
     pub fn has_assignable(&self) -> bool {
-        self.unassigned.iter().filter_map(|id| self.task(*id)).any(|task| self.choose(&task.agent, None).is_some())
+        self.unassigned
+            .iter()
+            .filter_map(|id| self.task(*id))
+            .any(|task| self.choose(&task.agent, Wish::None).is_some())
     }
 
     /// Whether a join token with this hash was made and not yet swept.
@@ -239,11 +257,17 @@ impl State {
         self.tokens.contains_key(hash)
     }
 
+    /// The hashes of the join tokens that were made and not yet swept.
+    pub fn token_hashes(&self) -> impl Iterator<Item = &str> {
+        self.tokens.keys().map(String::as_str)
+    }
+
     /// Whether a sweep would remove something at this time.
     pub fn has_sweepable(&self, now: Timestamp) -> bool {
         self.ended.len() > limits::MAX_TERMINAL_TASKS
             || self.ended.first().is_some_and(|(at, _)| now.0.saturating_sub(at.0) > limits::TERMINAL_RETENTION_MS)
             || self.has_expired_messages(now)
+            || self.has_expired_uploads(now)
             || self.tokens.values().any(|token| token_is_over(token, now))
     }
 
@@ -317,6 +341,8 @@ impl State {
             return Err(Rejection::TaskEnded { task: parent.id, state: parent.status.state });
         }
         self.check_room(&submission.agent)?;
+        let blobs = blobs::of_message(&submission.message);
+        self.check_blobs(by.owner(), None, &blobs)?;
 
         let id = submission.task;
         let prefer = submission.prefer;
@@ -326,9 +352,10 @@ impl State {
             self.children.entry(parent.task).or_default().insert(id);
         }
         self.tasks.insert(key(id), Arc::new(task));
+        self.name_blobs(id, &blobs, stamp);
         self.unassigned.insert(id);
         let mut effects = vec![Effect::Changed { task: id }];
-        self.assign(id, Some(prefer), stamp, &mut effects);
+        self.assign(id, Wish::Prefer(prefer), stamp, &mut effects);
         Ok(Applied { reply: Reply::Submitted { task: id, created: true }, effects })
     }
 
@@ -357,6 +384,8 @@ impl State {
         if !state.is_interrupted() {
             return Err(Rejection::TaskBusy { task: id, state });
         }
+        let blobs = blobs::of_message(&message);
+        self.check_blobs(by.owner(), Some(task), &blobs)?;
 
         let mut task = task.clone();
         settle_questions(&mut task, &message, stamp.at)?;
@@ -364,6 +393,7 @@ impl State {
         task.bytes += message.size();
         task.history.push(message);
         self.tasks.insert(key(id), Arc::new(task));
+        self.name_blobs(id, &blobs, stamp);
         Ok(self.go_on(id, trace, Metadata::new(), stamp))
     }
 
@@ -403,7 +433,9 @@ impl State {
         let Some(task) = self.task(id) else {
             return Err(Rejection::UnknownTask { task: id });
         };
-        let held = task.lease.as_ref().filter(|lease| lease.epoch == epoch && *by == Principal::Node(lease.node));
+        let held = task.lease.as_ref().filter(|lease| {
+            lease.epoch == epoch && *by == Principal::Node(lease.node) || mutants::on(Mutant::EpochCheckOff)
+        });
         let Some(lease) = held else {
             return Err(Rejection::StaleEpoch { task: id, epoch: epoch.0 });
         };
@@ -415,6 +447,11 @@ impl State {
         }
 
         task::check_words(task, &words)?;
+        let is_released = words.last() == Some(&OwnerWord::Released);
+        let owner = lease.node;
+        let blobs = blobs::of_words(&words);
+        self.check_blobs(&task.owner, Some(task), &blobs)?;
+        self.name_blobs(id, &blobs, stamp);
 
         let task = self.tasks.get_mut(&key(id)).map(Arc::make_mut).expect("task was found above");
         let generation = task.generation;
@@ -438,6 +475,9 @@ impl State {
             self.end(id, stamp);
             self.cancel_tree(id, stamp, &mut effects);
         }
+        if is_released {
+            self.give_away(id, owner, stamp, &mut effects);
+        }
         Ok(done(effects))
     }
 
@@ -457,31 +497,6 @@ impl State {
         self.cluster = Some((cluster, name));
         self.nodes.insert(FOUNDER, new_node(FOUNDER, node_name, NodeRole::Voter, addresses, stamp.at));
         Ok(done(Vec::new()))
-    }
-
-    fn mint(&mut self, hash: String, role: NodeRole, ttl_ms: u64, stamp: Stamp) -> Result<Applied, Rejection> {
-        let expires = Timestamp(stamp.at.0.saturating_add(ttl_ms));
-        self.tokens.entry(hash).or_insert(JoinToken { role, expires, used: None });
-        Ok(done(Vec::new()))
-    }
-
-    fn enrol(&mut self, enrolment: Enrolment, stamp: Stamp) -> Result<Applied, Rejection> {
-        let token = self.tokens.get_mut(&enrolment.token_hash).ok_or(Rejection::UnknownToken)?;
-        let role = token.role;
-        if let Some((request, node)) = token.used {
-            return if request == enrolment.request {
-                Ok(Applied { reply: Reply::Enrolled { node, role }, effects: Vec::new() })
-            } else {
-                Err(Rejection::TokenUsed { node })
-            };
-        }
-        if token.expires <= stamp.at {
-            return Err(Rejection::TokenExpired);
-        }
-        let node = NodeId(stamp.index);
-        token.used = Some((enrolment.request, node));
-        self.nodes.insert(node, new_node(node, enrolment.name, role, enrolment.addresses, stamp.at));
-        Ok(Applied { reply: Reply::Enrolled { node, role }, effects: Vec::new() })
     }
 
     fn node_up(
@@ -540,48 +555,10 @@ impl State {
         done(effects)
     }
 
-    fn remove_node(&mut self, id: NodeId, stamp: Stamp) -> Result<Applied, Rejection> {
-        if self.is_removed(id) {
-            return Ok(done(Vec::new()));
-        }
-        self.member(id)?;
-        self.keeps_quorum_without(id)?;
-        let mut effects = Vec::new();
-        let node = self.member(id)?;
-        node.leaving = true;
-        if node.health != NodeHealth::Up {
-            self.drop_if_leaving(id);
-        }
-        self.place_agents(&mut effects);
-        effects.extend(self.assign_pending(stamp));
-        Ok(done(effects))
-    }
-
     fn member(&mut self, id: NodeId) -> Result<&mut Node, Rejection> {
         let removed = self.is_removed(id);
         let unknown = if removed { Rejection::NodeRemoved { node: id } } else { Rejection::UnknownNode { node: id } };
         self.nodes.get_mut(&id).ok_or(unknown)
-    }
-
-    /// Refuses what would leave fewer live voters than a majority of those that stay.
-    fn keeps_quorum_without(&self, id: NodeId) -> Result<(), Rejection> {
-        let stays = |node: &&Node| node.role == NodeRole::Voter && node.id != id && !node.leaving;
-        let voters = self.nodes.values().filter(stays).count();
-        let up = self.nodes.values().filter(stays).filter(|node| node.health == NodeHealth::Up).count();
-        let quorum = voters / 2 + 1;
-        let is_voter = self.nodes.get(&id).is_some_and(|node| node.role == NodeRole::Voter);
-        if is_voter && up < quorum { Err(Rejection::QuorumNeeds { node: id, up, voters, quorum }) } else { Ok(()) }
-    }
-
-    /// Nothing of a node whose session has ended acts any more.
-    fn drop_if_leaving(&mut self, id: NodeId) {
-        if self.nodes.get(&id).is_some_and(|node| node.leaving) {
-            self.nodes.remove(&id);
-            self.removed.insert(id);
-            self.agents.values_mut().for_each(|agent| {
-                agent.placed.remove(&id);
-            });
-        }
     }
 
     fn sweep(&mut self, stamp: Stamp) -> Applied {
@@ -595,6 +572,7 @@ impl State {
             self.forget(id);
         }
         self.forget_messages(stamp.at);
+        self.forget_uploads(stamp.at);
         self.tokens.retain(|_, token| !token_is_over(token, stamp.at));
         done(Vec::new())
     }
@@ -602,6 +580,7 @@ impl State {
     fn forget(&mut self, id: TaskId) {
         let Some(task) = self.tasks.remove(&key(id)) else { return };
         self.forget_unnoted(&task);
+        self.unname_blobs(&task);
         self.children.remove(&id);
         if let Some(parent) = &task.parent
             && let Some(siblings) = self.children.get_mut(&parent.task)
@@ -643,19 +622,19 @@ impl State {
     fn assign_pending(&mut self, stamp: Stamp) -> Vec<Effect> {
         let mut effects = Vec::new();
         // Those that some node can take: the others may be many, and must not stand before them.
-        let can_go = |id: &&TaskId| self.task(**id).is_some_and(|task| self.choose(&task.agent, None).is_some());
+        let can_go = |id: &&TaskId| self.task(**id).is_some_and(|task| self.choose(&task.agent, Wish::None).is_some());
         let pending: Vec<TaskId> =
             self.unassigned.iter().filter(can_go).take(limits::MAX_REASSIGNED_PER_ENTRY).copied().collect();
         for id in pending {
-            self.assign(id, None, stamp, &mut effects);
+            self.assign(id, Wish::None, stamp, &mut effects);
         }
         effects
     }
 
     /// Gives an unassigned task to a node, if one can take it.
-    fn assign(&mut self, id: TaskId, prefer: Option<NodeId>, stamp: Stamp, effects: &mut Vec<Effect>) {
+    fn assign(&mut self, id: TaskId, wish: Wish, stamp: Stamp, effects: &mut Vec<Effect>) {
         let Some(agent) = self.task(id).map(|task| task.agent.clone()) else { return };
-        let Some((node, boot)) = self.choose(&agent, prefer) else { return };
+        let Some((node, boot)) = self.choose(&agent, wish) else { return };
         let Some(task) = self.tasks.get_mut(&key(id)).map(Arc::make_mut) else { return };
         let epoch = Epoch(stamp.index);
         let lease = Lease { node, boot, epoch, reported: 0 };
@@ -668,7 +647,10 @@ impl State {
             if task.status.state == TaskState::Working && task.has_room_for_events(1) {
                 task.push_event(
                     stamp.at,
-                    EventKind::Status { status: task.status.clone(), metadata: adoption_metadata(from, node, epoch) },
+                    EventKind::Status {
+                        status: task.status.clone(),
+                        metadata: adoption_metadata(from, node, epoch, wish),
+                    },
                 );
                 effects.push(Effect::Changed { task: id });
             }
@@ -679,14 +661,17 @@ impl State {
     }
 
     /// The node that is to run a task of this agent: the preferred one if it has a free place, else the least loaded.
-    fn choose(&self, agent: &AgentName, prefer: Option<NodeId>) -> Option<(NodeId, BootId)> {
+    fn choose(&self, agent: &AgentName, wish: Wish) -> Option<(NodeId, BootId)> {
         let placed = &self.agents.get(agent)?.placed;
         let can_host = |node: &&Node| {
-            is_up(node) && node.declares.contains(agent) && self.load_of(node.id) < limits::MAX_LEASED_PER_NODE
+            node.takes_tasks()
+                && wish != Wish::Except(node.id)
+                && node.declares.contains(agent)
+                && self.load_of(node.id) < limits::MAX_LEASED_PER_NODE
         };
         let candidates = || placed.iter().filter_map(|id| self.nodes.get(id)).filter(can_host);
         let preferred = candidates()
-            .find(|node| Some(node.id) == prefer)
+            .find(|node| wish == Wish::Prefer(node.id))
             .filter(|node| self.load_of(node.id) < node.capacity as usize);
         let node = preferred.or_else(|| candidates().min_by_key(|node| (self.load_of(node.id), node.id)))?;
         Some((node.id, node.boot?))
@@ -702,7 +687,7 @@ impl State {
             let mut candidates: Vec<NodeId> = self
                 .nodes
                 .values()
-                .filter(|node| is_up(node) && node.declares.contains(name))
+                .filter(|node| node.takes_tasks() && node.declares.contains(name))
                 .map(|node| node.id)
                 .collect();
             if candidates.is_empty() {
@@ -751,6 +736,15 @@ impl ListFilter {
     }
 }
 
+/// What is asked of the choice of an owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    None,
+    Prefer(NodeId),
+    /// The owner gives the task away.
+    Except(NodeId),
+}
+
 struct NodeNews {
     boot: BootId,
     addresses: NodeAddresses,
@@ -764,10 +758,6 @@ fn done(effects: Vec<Effect>) -> Applied {
 
 fn key(id: TaskId) -> TaskKey {
     (id.vshard(), id)
-}
-
-fn is_up(node: &Node) -> bool {
-    node.health == NodeHealth::Up && !node.leaving
 }
 
 fn token_is_over(token: &JoinToken, now: Timestamp) -> bool {
@@ -806,6 +796,8 @@ fn new_node(id: NodeId, name: String, role: NodeRole, addresses: NodeAddresses, 
         capacity: 0,
         declares: BTreeSet::new(),
         leaving: false,
+        draining: None,
+        certificate: None,
     }
 }
 
@@ -824,6 +816,7 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
         deadline: deadline_ms.map(|ms| Timestamp(at.0.saturating_add(ms))),
         status: TaskStatus { state: TaskState::Submitted, message: None, at },
         bytes: message.size(),
+        blobs: BTreeMap::new(),
         history: vec![message],
         artifacts: Vec::new(),
         generation: 0,
@@ -841,9 +834,13 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
     task
 }
 
-fn adoption_metadata(from: NodeId, to: NodeId, epoch: Epoch) -> Metadata {
+fn adoption_metadata(from: NodeId, to: NodeId, epoch: Epoch, wish: Wish) -> Metadata {
+    let reason = match wish {
+        Wish::None | Wish::Prefer(_) => "node_lost",
+        Wish::Except(_) => "drained",
+    };
     // In the order of the names: whether a JSON object keeps another order is a feature of a build.
-    let adopted = serde_json::json!({ "epoch": epoch, "from": from, "reason": "node_lost", "to": to });
+    let adopted = serde_json::json!({ "epoch": epoch, "from": from, "reason": reason, "to": to });
     Metadata::from([("dev.towline/adopted".to_owned(), adopted)])
 }
 

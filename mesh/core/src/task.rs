@@ -1,15 +1,17 @@
 //! Tasks and their life cycle (A2A 1.0, section 4.1.3).
 
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::{
-    AgentName, Artifact, Asked, ContextId, Doubt, Epoch, Event, EventKind, Intent, LateResult, Lease, Message,
-    Metadata, NodeId, Outcome, Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp, TraceContext,
+    AgentName, Artifact, Asked, Blob, BlobHash, ContextId, Doubt, Epoch, Event, EventKind, Intent, LateResult, Lease,
+    Message, Metadata, NodeId, Outcome, Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp,
+    TraceContext,
     limits::{
         MAX_ARTIFACTS, MAX_CONTENT_BYTES, MAX_EVENTS_PER_TASK, MAX_PARTS, MAX_RETAINED_EVENTS, MAX_STEPS,
         MAX_TASK_BYTES,
     },
+    mutants::{self, Mutant},
 };
 
 /// A2A `TaskState`.
@@ -174,6 +176,9 @@ pub struct Task {
     pub trace: TraceContext,
     /// Bytes of content in messages, artifacts and journal.
     pub bytes: usize,
+    /// Every blob that it names or has named, and its length.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub blobs: BTreeMap<BlobHash, u64>,
 }
 
 impl Task {
@@ -191,6 +196,18 @@ impl Task {
         let messages = self.history.iter().rev().take(history.unwrap_or(usize::MAX)).map(Message::size).sum::<usize>();
         let parts = self.artifacts.iter().filter(|_| artifacts).flat_map(|artifact| &artifact.parts);
         status + messages + parts.map(Part::size).sum::<usize>()
+    }
+
+    /// A part that its client is shown, and that names this blob.
+    pub fn shown_part(&self, hash: BlobHash) -> Option<&Part> {
+        let messages = self.history.iter().chain(&self.status.message).flat_map(|message| &message.parts);
+        let artifacts = self.artifacts.iter().flat_map(|artifact| &artifact.parts);
+        let events = self.events.iter().flat_map(|event| match &event.kind {
+            EventKind::Artifact { parts, .. } => parts.as_slice(),
+            EventKind::Status { status: TaskStatus { message: Some(message), .. }, .. } => message.parts.as_slice(),
+            EventKind::Status { .. } | EventKind::Created => &[],
+        });
+        messages.chain(artifacts).chain(events).find(|part| part.blob().is_some_and(|blob| blob.hash == hash))
     }
 
     /// The step, if the journal has it.
@@ -312,6 +329,8 @@ pub enum OwnerWord {
         /// What was attempted, as the client sees it.
         message: Message,
     },
+    /// The owner gives the task away between two steps. Where no other node can take it, the owner keeps it.
+    Released,
     /// The turn ended, and the task with it.
     Finished {
         /// `Completed`, `Failed` or `Rejected`.
@@ -319,6 +338,29 @@ pub enum OwnerWord {
         /// The reason of a failure.
         message: Option<Message>,
     },
+}
+
+impl OwnerWord {
+    /// The blobs that it names.
+    pub fn blobs(&self) -> Vec<Blob> {
+        match self {
+            OwnerWord::StepStarted { intent: Intent::Delegate { message, .. }, .. } => {
+                message.blobs().copied().collect()
+            }
+            OwnerWord::StepEnded { outcome: Outcome::Stored { blob, .. }, .. } => vec![*blob],
+            OwnerWord::Chunk { parts, .. } => parts.iter().filter_map(Part::blob).copied().collect(),
+            OwnerWord::AskPerson { message, .. } | OwnerWord::Doubt { message, .. } => {
+                message.blobs().copied().collect()
+            }
+            OwnerWord::Finished { message, .. } => message.iter().flat_map(Message::blobs).copied().collect(),
+            OwnerWord::TurnStarted { .. }
+            | OwnerWord::StepStarted { .. }
+            | OwnerWord::StepRestarted { .. }
+            | OwnerWord::PeerTask { .. }
+            | OwnerWord::StepEnded { .. }
+            | OwnerWord::Released => Vec::new(),
+        }
+    }
 }
 
 /// Refuses a report that cannot be applied as a whole, so that applying it needs no way back.
@@ -337,7 +379,10 @@ pub(crate) fn check_words(task: &Task, words: &[OwnerWord]) -> Result<(), Reject
             (no.0 as usize) < journal_length && known_open && !ended.contains(&no)
         };
         let misplaced = match word {
-            OwnerWord::TurnStarted { .. } | OwnerWord::Chunk { .. } | OwnerWord::Finished { .. } => None,
+            OwnerWord::TurnStarted { .. }
+            | OwnerWord::Chunk { .. }
+            | OwnerWord::Released
+            | OwnerWord::Finished { .. } => None,
             OwnerWord::StepStarted { step, .. } => (step.0 as usize != journal_length).then_some(*step),
             OwnerWord::StepRestarted { step, .. }
             | OwnerWord::PeerTask { step, .. }
@@ -354,13 +399,15 @@ pub(crate) fn check_words(task: &Task, words: &[OwnerWord]) -> Result<(), Reject
                 ended.insert(*step);
             }
             OwnerWord::Chunk { parts, .. } => check_chunk(parts)?,
-            OwnerWord::Finished { .. } | OwnerWord::AskPerson { .. } | OwnerWord::Doubt { .. } => has_ended = true,
+            OwnerWord::Released
+            | OwnerWord::Finished { .. }
+            | OwnerWord::AskPerson { .. }
+            | OwnerWord::Doubt { .. } => has_ended = true,
             OwnerWord::TurnStarted { .. } | OwnerWord::StepRestarted { .. } | OwnerWord::PeerTask { .. } => {}
         }
     }
     let too_large = |what: &str, limit: usize| Rejection::TooLarge { what: what.into(), limit: limit as u64 };
-    let may_finish = matches!(words, [OwnerWord::Finished { .. }]);
-    if may_finish {
+    if matches!(words, [OwnerWord::Finished { .. } | OwnerWord::Released]) {
         return Ok(());
     }
     if bytes > MAX_TASK_BYTES {
@@ -381,6 +428,7 @@ pub(crate) fn check_words(task: &Task, words: &[OwnerWord]) -> Result<(), Reject
         | OwnerWord::StepEnded { .. }
         | OwnerWord::AskPerson { .. }
         | OwnerWord::Doubt { .. }
+        | OwnerWord::Released
         | OwnerWord::Finished { .. } => false,
     };
     if task.artifacts.len() + words.iter().filter(names_new).count() > MAX_ARTIFACTS {
@@ -456,6 +504,8 @@ pub(crate) fn apply_word(task: &mut Task, word: OwnerWord, at: Timestamp) {
             }
             task.set_status(at, TaskState::InputRequired, Some(message), Metadata::new());
         }
+        // Who owns the task is the state's to say.
+        OwnerWord::Released => {}
         OwnerWord::Finished { state, message } => {
             let state = if state.is_terminal() { state } else { TaskState::Failed };
             task.set_status(at, state, message, Metadata::new());
@@ -478,6 +528,7 @@ fn word_size(word: &OwnerWord) -> usize {
         | OwnerWord::PeerTask { .. }
         | OwnerWord::AskPerson { .. }
         | OwnerWord::Doubt { .. }
+        | OwnerWord::Released
         | OwnerWord::Finished { .. } => 0,
     }
 }
@@ -493,7 +544,7 @@ fn store_chunk(
     let known = task.artifacts.iter_mut().find(|artifact| artifact.artifact_id == artifact_id);
     match known {
         Some(artifact) => {
-            if !append {
+            if !append && !mutants::on(Mutant::ChunkAppendedOnRerun) {
                 artifact.parts.clear();
             }
             artifact.append(parts);
@@ -528,6 +579,8 @@ fn outcome_size(outcome: &Outcome) -> usize {
             answer.text.len() + answer.calls.iter().map(|call| call.arguments.to_string().len()).sum::<usize>()
         }
         Outcome::Returned { content, .. } => content.len(),
+        // A model reads it whole.
+        Outcome::Stored { blob, .. } => usize::try_from(blob.length).unwrap_or(usize::MAX),
         Outcome::Failed { message, .. } => message.len(),
     }
 }

@@ -11,6 +11,8 @@ use towline_core::*;
 /// Few of everything, so that random commands meet each other.
 const TASKS: u64 = 12;
 const MESSAGES: u64 = 10;
+/// So few that tasks and uploads name the same content.
+const CONTENTS: u8 = 4;
 const COMMANDS: usize = 120;
 
 proptest! {
@@ -65,8 +67,10 @@ proptest! {
             check(&log, log.without_position() == before)?;
             let fine = match second {
                 Ok(second) => names_the_same(&first.reply, &second.reply),
-                // The first one ended the lease: the owner stops on either answer.
-                Err(Rejection::StaleEpoch { task, .. }) => log.task(task).lease.is_none(),
+                // The first one ended the lease or gave it to another node: the owner stops on either answer.
+                Err(Rejection::StaleEpoch { task, epoch }) => {
+                    log.task(task).lease.as_ref().is_none_or(|lease| lease.epoch != Epoch(epoch))
+                }
                 Err(_) => false,
             };
             check(&log, fine)?;
@@ -140,6 +144,10 @@ enum Op {
     Day,
     Enrol { position: u64, token: u64 },
     Mint { token: u64 },
+    SetRole { node: u64, voter: bool },
+    Drain { node: u64, patience_ms: u64 },
+    Undrain { node: u64 },
+    Upload { content: u8 },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -158,10 +166,13 @@ enum Word {
     Restart(u8),
     PeerTask(u8),
     End(u8),
+    EndAtLength(u8),
+    File(u8),
     Chunk { artifact: u8, text: String, append: bool },
     Ask(u8),
     Doubt(u8),
     Finish(u8),
+    Release,
     Misplaced,
 }
 
@@ -202,6 +213,10 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Day),
         1 => (10..13_u64, 0..2_u64).prop_map(|(position, token)| Op::Enrol { position, token }),
         1 => (0..2_u64).prop_map(|token| Op::Mint { token }),
+        1 => (0..4_u64, any::<bool>()).prop_map(|(node, voter)| Op::SetRole { node, voter }),
+        1 => (0..4_u64, 0..2_u64).prop_map(|(node, patience_ms)| Op::Drain { node, patience_ms }),
+        1 => (0..4_u64).prop_map(|node| Op::Undrain { node }),
+        1 => (0..CONTENTS).prop_map(|content| Op::Upload { content }),
     ]
 }
 
@@ -222,11 +237,14 @@ fn word() -> impl Strategy<Value = Word> {
         1 => any::<u8>().prop_map(Word::Restart),
         1 => any::<u8>().prop_map(Word::PeerTask),
         3 => any::<u8>().prop_map(Word::End),
+        1 => any::<u8>().prop_map(Word::EndAtLength),
+        1 => (0..CONTENTS).prop_map(Word::File),
         4 => (0..3_u8, "[a-z ]{0,6}", any::<bool>())
             .prop_map(|(artifact, text, append)| Word::Chunk { artifact, text, append }),
         2 => any::<u8>().prop_map(Word::Ask),
         1 => any::<u8>().prop_map(Word::Doubt),
         1 => any::<u8>().prop_map(Word::Finish),
+        1 => Just(Word::Release),
         1 => Just(Word::Misplaced),
     ]
 }
@@ -301,11 +319,23 @@ fn perform(log: &mut Log, op: &Op) -> Option<Result<Applied, Rejection>> {
             Some(log.node(1, Command::Sweep))
         }
         Op::Enrol { position, token } => {
-            Some(log.node(1, Command::Enrol(enrolment(&format!("token-{token}"), *position))))
+            Some(log.node(1, Command::Enrol(enrolment_with_key(&format!("token-{token}"), *position))))
         }
         Op::Mint { token } => {
             let hash = format!("token-{token}");
             Some(log.operator(Command::MintToken { hash, role: NodeRole::Voter, ttl_ms: 300 }))
+        }
+        Op::SetRole { node, voter } => {
+            let role = if *voter { NodeRole::Voter } else { NodeRole::Learner };
+            Some(log.operator(Command::SetRole { node: NodeId(pick(log, *node)), role }))
+        }
+        Op::Drain { node, patience_ms } => {
+            Some(log.operator(Command::Drain { node: NodeId(pick(log, *node)), patience_ms: *patience_ms }))
+        }
+        Op::Undrain { node } => Some(log.operator(Command::Undrain { node: NodeId(pick(log, *node)) })),
+        Op::Upload { content } => {
+            let Blob { hash, length, .. } = blob(*content);
+            Some(log.operator(Command::Upload { hash, length }))
         }
     }
 }
@@ -358,6 +388,13 @@ fn spell(task: &Task, words: &[Word]) -> Vec<OwnerWord> {
                 open.retain(|step| *step != no);
                 step_ended(no, "result")
             }
+            Word::EndAtLength(number) => {
+                let Some(no) = chosen(*number) else { continue };
+                open.retain(|step| *step != no);
+                let outcome = Outcome::Stored { blob: blob(*number % CONTENTS), is_error: false };
+                OwnerWord::StepEnded { step: StepNo(no), outcome }
+            }
+            Word::File(content) => file(*content),
             Word::Chunk { artifact, text, append } => chunk(&format!("step-{artifact}"), text, *append),
             Word::Ask(number) => {
                 let Some(no) = chosen(*number) else { continue };
@@ -371,11 +408,27 @@ fn spell(task: &Task, words: &[Word]) -> Vec<OwnerWord> {
                 let states = [TaskState::Completed, TaskState::Failed, TaskState::Rejected, TaskState::Working];
                 finished(states[usize::from(*number) % states.len()])
             }
+            Word::Release => OwnerWord::Released,
             Word::Misplaced => step_ended(length + 5, "nowhere"),
         };
         spelled.push(word);
     }
     spelled
+}
+
+fn blob(content: u8) -> Blob {
+    Blob { hash: BlobHash::from_bytes([content; 32]), length: 20_000 + u64::from(content), form: BlobForm::Raw }
+}
+
+fn file(content: u8) -> OwnerWord {
+    OwnerWord::Chunk {
+        artifact_id: "file".into(),
+        name: None,
+        parts: vec![Part { content: Content::Blob(blob(content)), ..Part::text("") }],
+        append: false,
+        last_chunk: true,
+        metadata: Metadata::new(),
+    }
 }
 
 fn intent(kind: u8, no: u32) -> Intent {
@@ -433,12 +486,32 @@ fn invariants(state: &State) -> bool {
         state.nodes().flat_map(|node| state.tasks_of(node.id).map(move |task| (node.id, task.id))).collect();
     assert_eq!(index, leased, "the index of leases agrees with the tasks");
     assert_eq!(state.unassigned(), waiting_for_owner, "what should run has an owner or waits for one");
+    assert_all_content_is_named(state);
     for node in state.nodes() {
         assert_eq!(state.load_of(node.id), state.tasks_of(node.id).count());
     }
     let listed = state.list(&Principal::Operator, &ListFilter::default(), usize::MAX);
     assert_eq!(listed.total, tasks(state).filter(|task| task.owner == Principal::Operator).count());
     true
+}
+
+/// What a task shows or has journaled, or what was uploaded, is named, and nothing else.
+fn assert_all_content_is_named(state: &State) {
+    let mut named: BTreeSet<BlobHash> = BTreeSet::new();
+    for task in tasks(state) {
+        let shown = task.artifacts.iter().flat_map(|artifact| &artifact.parts).filter_map(Part::blob);
+        let ended = task.journal.iter().filter_map(|step| match step.ended.as_ref()?.outcome {
+            Outcome::Stored { ref blob, .. } => Some(blob),
+            Outcome::Answered(_) | Outcome::Returned { .. } | Outcome::Failed { .. } => None,
+        });
+        for blob in shown.chain(ended) {
+            assert_eq!(task.blobs.get(&blob.hash), Some(&blob.length));
+        }
+        named.extend(task.blobs.keys());
+    }
+    let uploaded = (0..CONTENTS).map(|content| blob(content).hash);
+    named.extend(uploaded.filter(|hash| state.upload(&Principal::Operator, *hash).is_some()));
+    assert_eq!(state.named_blobs().map(|(hash, _)| hash).collect::<BTreeSet<_>>(), named);
 }
 
 fn assert_events_have_no_gap(task: &Task) {

@@ -58,7 +58,9 @@ fn the_kept_log_shows_every_kind_of_command() {
         [
             "assign_pending",
             "cancel",
+            "certify",
             "continue",
+            "drain",
             "enrol",
             "found",
             "mint_token",
@@ -68,9 +70,12 @@ fn the_kept_log_shows_every_kind_of_command() {
             "remove_node",
             "report",
             "resolve",
+            "set_role",
             "submit",
             "sweep",
-            "testify"
+            "testify",
+            "undrain",
+            "upload"
         ]
     );
 }
@@ -180,7 +185,24 @@ fn eventful_day() -> Log {
     log.node(1, Command::Sweep).unwrap();
     let note = Command::Note { key: "motto".into(), value: "nothing is lost".into(), version: 1 };
     log.operator(note).unwrap();
+    moved_by_a_drain(&mut log, NodeId(second));
+    let hash = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262".parse().unwrap();
+    log.operator(Command::Upload { hash, length: 20_000 }).unwrap();
+    log.operator(Command::MintToken { hash: "again".into(), role: NodeRole::Learner, ttl_ms: 60_000 }).unwrap();
+    log.node(1, Command::Enrol(enrolment_with_key("again", 9))).unwrap();
+    let certificate = NodeCertificate { key: node_key(1), ends: Some(Timestamp(2_000_000)), signs: true };
+    log.node(1, Command::Certify { node: NodeId(1), certificate }).unwrap();
     log
+}
+
+/// The node comes back as a learner.
+fn moved_by_a_drain(log: &mut Log, node: NodeId) {
+    let moves = log.submit(8, "reader", node.0);
+    log.report(moves, vec![turn_started(7), model_step(0)]).unwrap();
+    log.operator(Command::Drain { node, patience_ms: 60_000 }).unwrap();
+    log.report(moves, vec![step_ended(0, ""), OwnerWord::Released]).unwrap();
+    log.operator(Command::SetRole { node, role: NodeRole::Learner }).unwrap();
+    log.operator(Command::Undrain { node }).unwrap();
 }
 
 fn kind(command: &Command) -> &'static str {
@@ -194,11 +216,16 @@ fn kind(command: &Command) -> &'static str {
         Command::Enrol(_) => "enrol",
         Command::NodeUp { .. } => "node_up",
         Command::NodeLost { .. } => "node_lost",
+        Command::Certify { .. } => "certify",
         Command::RemoveNode { .. } => "remove_node",
+        Command::SetRole { .. } => "set_role",
+        Command::Drain { .. } => "drain",
+        Command::Undrain { .. } => "undrain",
         Command::AssignPending => "assign_pending",
         Command::Sweep => "sweep",
         Command::Resolve(_) => "resolve",
         Command::Testify(_) => "testify",
         Command::Note { .. } => "note",
+        Command::Upload { .. } => "upload",
     }
 }

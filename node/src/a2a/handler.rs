@@ -17,7 +17,7 @@ use towline_core::{
 use towline_trace::{Kind, Span, names};
 
 use super::{
-    A2aSettings,
+    A2aSettings, blobs,
     envelope::Call,
     principal::Caller,
     stream::{AtInput, TaskStream, may_subscribe},
@@ -281,7 +281,8 @@ async fn perform(
 ) -> Result<Outcome, WireError> {
     let principal = &asked.caller.principal;
     match decision {
-        Decision::Propose { command, reply_on } => {
+        Decision::Propose { mut command, reply_on } => {
+            blobs::keep(settings, principal, &mut command).await?;
             let task = propose(&settings.cluster, principal, command, &span.context()).await?;
             span.set(names::A2A_TASK_ID, task.to_string());
             let answer = match reply_on {
@@ -294,14 +295,15 @@ async fn perform(
                 }
             };
             describe(span, &settings.cluster, task);
-            answer?.encode().map(Outcome::Answer)
+            blobs::shown(settings, answer?).await.map(Outcome::Answer)
         }
         Decision::Reply(Query::Task(task, view, consistency)) => {
             span.set(names::A2A_TASK_ID, task.to_string());
             let look = |state: &State| state.task_for(principal, task).map(|task| convert::task(task, view));
             let answer = read(&settings.cluster, consistency, look).await?;
             describe(span, &settings.cluster, task);
-            answer.ok_or_else(|| WireError::unknown_task(&task.to_string()))?.encode().map(Outcome::Answer)
+            let answer = answer.ok_or_else(|| WireError::unknown_task(&task.to_string()))?;
+            blobs::shown(settings, answer).await.map(Outcome::Answer)
         }
         Decision::Reply(Query::List(request, consistency)) => {
             let view = TaskView { history: request.history_length, artifacts: request.include_artifacts };
@@ -310,7 +312,8 @@ async fn perform(
                 let page = state.list_within(principal, &request.filter, request.page_size, shown);
                 convert::list_result(&page, request.page_size, view)
             };
-            read(&settings.cluster, consistency, look).await?.encode().map(Outcome::Answer)
+            let page = read(&settings.cluster, consistency, look).await?;
+            blobs::shown(settings, page).await.map(Outcome::Answer)
         }
         Decision::Reply(Query::Subscribe { task, after }) => {
             span.set(names::A2A_TASK_ID, task.to_string());
@@ -345,9 +348,14 @@ async fn propose(
         | Command::Enrol(_)
         | Command::NodeUp { .. }
         | Command::NodeLost { .. }
+        | Command::Certify { .. }
         | Command::RemoveNode { .. }
+        | Command::SetRole { .. }
+        | Command::Drain { .. }
+        | Command::Undrain { .. }
         | Command::AssignPending
         | Command::Sweep
+        | Command::Upload { .. }
         | Command::Note { .. } => None,
     };
     let reply = cluster.propose(Proposal { by: by.clone(), command }, Some(trace)).await.map_err(not_proposed)?;
@@ -441,7 +449,7 @@ fn fresh_context() -> Result<ContextId, WireError> {
 }
 
 /// What a client is told when its command has no answer.
-fn not_proposed(error: ProposeError) -> WireError {
+pub(super) fn not_proposed(error: ProposeError) -> WireError {
     match error {
         ProposeError::Rejected(rejection) => rejection.into(),
         ProposeError::Unavailable { reason, .. } => WireError::unavailable(reason),
@@ -450,7 +458,7 @@ fn not_proposed(error: ProposeError) -> WireError {
 }
 
 /// What a client is told when nothing can be read.
-fn unavailable(error: Unavailable) -> WireError {
+pub(super) fn unavailable(error: Unavailable) -> WireError {
     WireError::unavailable(error.reason)
 }
 

@@ -18,6 +18,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
     task::JoinSet,
+    time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 use tower::Service;
@@ -50,6 +51,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Where a connection comes from: an extension of each of its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerAddress(pub SocketAddr);
+
+/// Until when a connection may be used: an extension that a handshake may set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GoodUntil(pub Instant);
 
 /// What turns an accepted socket into one that HTTP is spoken on.
 pub trait Handshake: Clone + Send + Sync + 'static {
@@ -139,14 +144,27 @@ async fn serve_connection<H: Handshake>(
         Err(_) => return tracing::debug!(%address, "handshake takes too long"),
     };
     extensions.insert(PeerAddress(address));
+    let over = sleep_until(extensions.get::<GoodUntil>().map(|until| until.0));
     let service = service_fn(move |request: Request<Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().extend(extensions.clone());
         router.clone().call(request)
     });
     let builder = builder::<H>();
-    if let Err(error) = watcher.watch(builder.serve_connection(TokioIo::new(io), service)).await {
-        tracing::debug!(%address, %error, "serve a connection");
+    tokio::select! {
+        served = watcher.watch(builder.serve_connection(TokioIo::new(io), service)) => {
+            if let Err(error) = served {
+                tracing::debug!(%address, %error, "serve a connection");
+            }
+        }
+        () = over => tracing::debug!(%address, "a connection ends with what it was opened with"),
+    }
+}
+
+async fn sleep_until(end: Option<Instant>) {
+    match end {
+        Some(end) => tokio::time::sleep_until(end).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -161,4 +179,42 @@ fn builder<H: Handshake>() -> auto::Builder<TokioExecutor> {
         .keep_alive_interval(PROBE_INTERVAL)
         .keep_alive_timeout(PROBE_INTERVAL);
     if H::HTTP2 { builder } else { builder.http1_only() }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    /// Opens connections that are good for a moment.
+    #[derive(Clone)]
+    struct Brief;
+
+    impl Handshake for Brief {
+        type Io = TcpStream;
+
+        const HTTP2: bool = false;
+
+        async fn handshake(&self, tcp: TcpStream) -> io::Result<(TcpStream, Extensions)> {
+            let mut extensions = Extensions::new();
+            extensions.insert(GoodUntil(Instant::now() + Duration::from_millis(100)));
+            Ok((tcp, extensions))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_ends_with_what_it_was_opened_with_whatever_is_under_way() {
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = tcp.local_addr().unwrap();
+        let never = axum::routing::get(|| async { std::future::pending::<()>().await });
+        let stop = CancellationToken::new();
+        let serving = tokio::spawn(serve(tcp, Brief, Router::new().route("/", never), stop.clone()));
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+        let read = tokio::time::timeout(Duration::from_secs(30), client.read(&mut [0; 16])).await;
+        assert!(matches!(read, Ok(Ok(0) | Err(_))), "{read:?}");
+        stop.cancel();
+        serving.await.unwrap();
+    }
 }

@@ -9,6 +9,8 @@
 //! The SDK gives types, ProtoJSON and error codes. Its router is not used: it fills missing fields with defaults before
 //! a handler sees them, allows one reason per error code, and numbers the frames of a stream by itself.
 
+mod blob_door;
+mod blobs;
 mod cards;
 mod envelope;
 mod handler;
@@ -69,6 +71,7 @@ pub fn router(settings: Arc<A2aSettings>, door: Door) -> Router {
         .route("/agents/{agent}/", post(at_agent))
         .route("/.well-known/agent-card.json", get(cards::of_mesh))
         .route("/agents/{agent}/.well-known/agent-card.json", get(cards::of_agent))
+        .merge(blob_door::router())
         .with_state(shared)
 }
 
@@ -165,6 +168,14 @@ fn consistency(parts: &Parts) -> Option<String> {
 
 fn last_event_id(parts: &Parts) -> Option<u64> {
     parts.headers.get("last-event-id")?.to_str().ok()?.trim().parse().ok()
+}
+
+/// The range that a request for a blob asks for: for fuzzing.
+pub(crate) fn blob_range_of(text: &str, length: u64) -> Option<std::ops::Range<u64>> {
+    match blob_door::range_of(text, length) {
+        blob_door::Asked::Range(range) => Some(range),
+        blob_door::Asked::All | blob_door::Asked::Nothing => None,
+    }
 }
 
 /// The parameters of a request, with what is read on the way: for fuzzing.

@@ -10,8 +10,8 @@ use std::net::{IpAddr, SocketAddr};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode, header, request::Parts};
 use serde_json::json;
-use towline_cluster::PeerIdentity;
-use towline_core::{ParentLink, Principal, StepNo};
+use towline_cluster::NotAdmitted;
+use towline_core::{NodeId, ParentLink, Principal, StepNo};
 
 use super::{Door, Shared, listener::PeerAddress};
 
@@ -54,12 +54,9 @@ pub enum Refused {
         /// What was asked for.
         host: String,
     },
-    /// A peer without a certificate of this cluster.
-    #[error("a certificate of this cluster is needed here")]
-    NoCertificate,
-    /// The certificate of a node that is no member any more.
-    #[error("this node was removed from the cluster")]
-    Removed,
+    /// A peer whose certificate lets it not in.
+    #[error(transparent)]
+    NotAdmitted(#[from] NotAdmitted),
     /// A header of a delegation that cannot be read.
     #[error("header {header} is missing or cannot be read")]
     Header {
@@ -74,8 +71,11 @@ impl IntoResponse for Refused {
             Refused::NotLoopback
             | Refused::Origin
             | Refused::Host { .. }
-            | Refused::NoCertificate
-            | Refused::Removed => StatusCode::FORBIDDEN,
+            | Refused::NotAdmitted(
+                NotAdmitted::NoCertificate | NotAdmitted::Removed { .. } | NotAdmitted::OtherKey { .. },
+            ) => StatusCode::FORBIDDEN,
+            // It may be known in a moment.
+            Refused::NotAdmitted(NotAdmitted::Unknown { .. }) => StatusCode::SERVICE_UNAVAILABLE,
             Refused::Header { .. } => StatusCode::BAD_REQUEST,
         };
         let body = json!({ "error": self.to_string() }).to_string();
@@ -92,12 +92,8 @@ pub(super) fn caller(parts: &Parts, shared: &Shared) -> Result<Caller, Refused> 
             Ok(Caller { principal: Principal::Operator, parent: None, hop: 0, deadline_ms: None })
         }
         Door::Peer => {
-            let identity: Option<&PeerIdentity> = parts.extensions.get();
-            let node = identity.and_then(|identity| identity.0);
-            if node.is_some_and(|node| shared.settings.cluster.local(|state| state.is_removed(node))) {
-                return Err(Refused::Removed);
-            }
-            peer(&parts.headers, identity)
+            let node = shared.settings.cluster.admit(parts.extensions.get())?;
+            peer(&parts.headers, node)
         }
     }
 }
@@ -127,8 +123,7 @@ pub fn local_operator(headers: &HeaderMap, peer: Option<SocketAddr>, public_url:
 }
 
 /// The caller of the peer door: the node itself, or the agent for which it says to act.
-fn peer(headers: &HeaderMap, identity: Option<&PeerIdentity>) -> Result<Caller, Refused> {
-    let node = identity.and_then(|identity| identity.0).ok_or(Refused::NoCertificate)?;
+fn peer(headers: &HeaderMap, node: NodeId) -> Result<Caller, Refused> {
     let principal = match text(headers, ON_BEHALF_OF)? {
         None => Principal::Node(node),
         Some(principal) => match serde_json::from_str(principal) {
@@ -163,7 +158,7 @@ fn host_name(authority: &str) -> &str {
     authority.split(':').next().unwrap_or_default()
 }
 
-fn is_loopback_name(name: &str) -> bool {
+pub(super) fn is_loopback_name(name: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 

@@ -29,10 +29,13 @@ use towline_a2a::{
 use towline_cluster::TaskWatch;
 use towline_core::{Event, EventKind, Part, Principal, Task, TaskId, TaskState};
 
-use super::{A2aSettings, envelope::envelope};
+use super::{A2aSettings, blobs, envelope::envelope};
 
 /// How often a silent stream shows that it is alive, so that proxies and clients do not take it for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Wait before content that no node gave is asked for again: a node that held it may be starting.
+const CONTENT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Most events that are copied out of the state at once.
 const PAGE_EVENTS: usize = 64;
@@ -137,7 +140,15 @@ impl TaskStream {
     /// The next bytes; none at the end.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            if let Some((index, answer)) = self.page.pop_front() {
+            if let Some((index, mut answer)) = self.page.pop_front() {
+                if let Err(error) = blobs::show(&self.settings, &mut answer).await {
+                    tracing::warn!(task = %self.task, index, %error, "an event is shown once its content can be read");
+                    self.page.push_front((index, answer));
+                    if self.is_stopping_within(CONTENT_PAUSE).await {
+                        return None;
+                    }
+                    return Some(Bytes::from_static(b": keep-alive\n\n"));
+                }
                 self.after = Some(index);
                 return frame(&self.id, index, &answer);
             }
@@ -156,6 +167,10 @@ impl TaskStream {
                 }
             }
         }
+    }
+
+    async fn is_stopping_within(&self, time: Duration) -> bool {
+        tokio::time::timeout(time, self.settings.stopping.cancelled()).await.is_ok()
     }
 
     fn read_page(&self) -> Page {

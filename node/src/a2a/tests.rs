@@ -9,10 +9,10 @@ use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use towline_a2a::{
     A2aClient, ClientError, EventStream, ListQuery, RemoteTask, SendOptions, SendReply, StreamEvent, StreamItem,
 };
-use towline_cluster::{Cluster, ClusterOptions, Registration, membership};
+use towline_cluster::{CertifiedNode, Cluster, ClusterOptions, Registration, membership};
 use towline_core::{
-    AgentSpec, Command, Message, Metadata, NodeAddresses, OwnerReport, OwnerWord, Part, Placement, Principal, Proposal,
-    Role, TaskId, TaskState,
+    AgentSpec, Command, Enrolment, Message, Metadata, NodeAddresses, NodeId, NodeKey, NodeRole, OwnerReport, OwnerWord,
+    Part, Placement, Principal, Proposal, Reply, Role, TaskId, TaskState,
 };
 
 use super::*;
@@ -299,6 +299,49 @@ fn raws(items: &[StreamItem]) -> Vec<&serde_json::Value> {
     items.iter().map(|item| &item.raw).collect()
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_peer_door_opens_for_members_under_their_own_key_and_closes_with_their_removal() {
+    let node = Node::start().await;
+    let handle = node.cluster.handle();
+    let (key, forged) = (NodeKey("its own".into()), NodeKey("another".into()));
+    handle
+        .propose(by_operator(Command::MintToken { hash: "t".into(), role: NodeRole::Learner, ttl_ms: 60_000 }), None)
+        .await
+        .unwrap();
+    let addresses = NodeAddresses { http: "http://127.0.0.1:2".into(), peer: "127.0.0.1:2".into() };
+    let (token_hash, request) = ("t".to_owned(), uuid::Uuid::from_u128(1));
+    let enrolment = Enrolment { token_hash, request, name: "b".into(), addresses, key: Some(key.clone()) };
+    let by = Principal::Node(handle.node_id());
+    let enrolled = handle.propose(Proposal { by, command: Command::Enrol(enrolment) }, None).await.unwrap();
+    let Reply::Enrolled { node: other, .. } = enrolled else { panic!("{enrolled:?}") };
+    let certified = |node, key: &NodeKey| {
+        let ends = towline_core::Timestamp(u64::MAX);
+        Some(CertifiedNode { node, cluster_name: "test".into(), key: key.clone(), ends })
+    };
+
+    assert_eq!(node.at_peer_door(certified(other, &key)).await.0, 200);
+    for (stranger, why) in [
+        (None, "certificate of this cluster is needed"),
+        (certified(other, &forged), "by another key"),
+        (certified(handle.node_id(), &forged), "by another key"),
+        (certified(NodeId(other.0 - 1), &forged), "was removed"),
+    ] {
+        let (status, said) = node.at_peer_door(stranger).await;
+        assert!(status == 403 && said.contains(why), "{why}: {status} {said}");
+    }
+    let (status, said) = node.at_peer_door(certified(NodeId(u64::MAX), &forged)).await;
+    assert!(status == 503 && said.contains("not known here yet"), "{status} {said}");
+
+    handle.remove_node(other).await.unwrap();
+    let (status, said) = node.at_peer_door(certified(other, &key)).await;
+    assert!(status == 403 && said.contains("was removed"), "{status} {said}");
+    node.stop().await;
+}
+
+fn by_operator(command: Command) -> Proposal {
+    Proposal { by: Principal::Operator, command }
+}
+
 /// A cluster of one node with two agents, behind its public door.
 struct Node {
     url: String,
@@ -318,7 +361,8 @@ impl Node {
         let url = format!("http://{}", tcp.local_addr().unwrap());
         let addresses = NodeAddresses { http: url.clone(), peer: "127.0.0.1:1".into() };
         membership::found(data.path(), "test", "a", addresses.clone()).unwrap();
-        let options = ClusterOptions { data: data.path().to_owned(), addresses, version: "0".into() };
+        let (data_folder, certificate_life) = (data.path().to_owned(), towline_cluster::CERTIFICATE_LIFE);
+        let options = ClusterOptions { data: data_folder, addresses, version: "0".into(), certificate_life };
         let cluster = Cluster::start(options).await.unwrap();
         let agents = ["surveyor", "reader"].map(|name| AgentSpec {
             name: name.parse().unwrap(),
@@ -340,6 +384,28 @@ impl Node {
         let serving = tokio::spawn(listener::serve(tcp, listener::Plain, router, stopping.clone()));
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
         Self { url, http, cluster, stopping, serving, _data: data }
+    }
+
+    /// What a node with this certificate is answered on the peer listener.
+    async fn at_peer_door(&self, certified: Option<CertifiedNode>) -> (u16, String) {
+        let settings = Arc::new(A2aSettings {
+            cluster: self.cluster.handle(),
+            front_door: "surveyor".parse().unwrap(),
+            public_url: self.url.clone(),
+            version: "0".into(),
+            stopping: self.stopping.clone(),
+        });
+        let body = serde_json::json!({ "jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {} }).to_string();
+        let request = http::Request::post("/agents/reader")
+            .header("content-type", "application/json")
+            .header("a2a-version", "1.0")
+            .extension(towline_cluster::PeerIdentity(certified))
+            .body(axum::body::Body::from(body))
+            .unwrap();
+        let answer = tower::ServiceExt::oneshot(router(settings, Door::Peer), request).await.unwrap();
+        let status = answer.status().as_u16();
+        let body = axum::body::to_bytes(answer.into_body(), 1024 * 1024).await.unwrap();
+        (status, String::from_utf8_lossy(&body).into_owned())
     }
 
     fn client(&self, path: &str) -> A2aClient {

@@ -80,6 +80,17 @@ impl Client {
         Err(self.refused(status, serde_json::from_slice(&body).ok().as_ref()))
     }
 
+    /// Uploads a file; the URL under which a message may name it. It may take as long as it goes on.
+    pub(crate) async fn upload(&self, file: tokio::fs::File) -> Result<String, CliError> {
+        let sent = self.http.post(format!("{}/blobs", self.server())).body(file).send().await;
+        let answer = sent.map_err(|error| self.transport(&error))?;
+        let status = answer.status().as_u16();
+        let body = answer.bytes().await.map_err(|error| self.transport(&error))?;
+        let told: Option<Value> = serde_json::from_slice(&body).ok();
+        let url = told.as_ref().and_then(|told| told["url"].as_str()).filter(|_| status == 201);
+        url.map(str::to_owned).ok_or_else(|| self.refused(status, told.as_ref()))
+    }
+
     /// Asks the operator API for a change.
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Value, CliError> {
         self.ask(self.http.post(format!("{}{path}", self.server())).json(body)).await

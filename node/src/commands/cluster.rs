@@ -4,7 +4,7 @@ use serde_json::json;
 use towline_cluster::{ClusterStatus, MemberStatus};
 use towline_core::{NodeHealth, NodeRole};
 
-use super::{client::Client, init, snapshot};
+use super::{client::Client, init, members, snapshot};
 use crate::{
     cli::{ClusterCommand, RoleArg, SnapshotCommand},
     error::CliError,
@@ -24,7 +24,15 @@ pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut O
             if output.is_json() {
                 return Ok(output.json(&answer)?);
             }
-            output.note("good for one node; on it: towline node -c FILE --join THIS_NODE:PEER_PORT --token TOKEN");
+            let address = answer["join"].as_str().unwrap_or("PEER_ADDRESS_OF_A_MEMBER");
+            output.note("good for one node; on that one, so that the token is in no list of processes:");
+            output.note("  read -r TOWLINE_TOKEN && export TOWLINE_TOKEN      # paste the token");
+            output.note(format!("  towline node -c FILE --join {address}"));
+            if is_loopback(address) {
+                output.note(format!(
+                    "{address} is reached from this machine only: for nodes on others set node.listen.peer or node.advertise_peer"
+                ));
+            }
             Ok(output.line(answer["token"].as_str().unwrap_or_default())?)
         }
         ClusterCommand::Remove { node } => {
@@ -33,11 +41,19 @@ pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut O
                 return Ok(output.json(&answer)?);
             }
             output.note("it stops within two seconds if it runs; its data folder is of no more use");
-            if answer["keeps_authority"] == true {
-                output.note("it kept the key that signs certificates: no further node can join this cluster");
+            if answer["others_sign"] == false {
+                output.note(
+                    "no other node has the key that signs certificates: no node can join, and certificates cannot be \
+                     renewed; begin a new cluster with `towline cluster snapshot save` and `restore` before they end",
+                );
             }
             Ok(output.line(format!("node {node} is removed"))?)
         }
+        ClusterCommand::Promote { node } => members::promote(node, client, output).await,
+        ClusterCommand::Demote { node } => members::demote(node, client, output).await,
+        ClusterCommand::Drain(args) => members::drain(args, client, output).await,
+        ClusterCommand::Undrain { node } => members::undrain(node, client, output).await,
+        ClusterCommand::TransferLeader { to } => members::transfer(to, client, output).await,
         ClusterCommand::Snapshot(SnapshotCommand::Save { file }) => snapshot::save(&file, client, output).await,
         ClusterCommand::Snapshot(SnapshotCommand::Restore { file, node }) => init::restore(&file, &node, output),
     }
@@ -52,13 +68,30 @@ async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
     let leader = status.leader.map_or_else(|| "none".to_owned(), |id| id.to_string());
     output.line(format!("cluster  {} (term {}, leader {leader})", status.cluster, status.term))?;
     output.line(format!("quorum   {}", status.quorum))?;
+    for note in &status.notes {
+        output.line(format!("note     {note}"))?;
+    }
     output.line(format!(
         "log      committed {}, applied {} on this node ({})",
         status.committed, status.applied, status.node
     ))?;
     output.line(format!("disk     {:?}{}", status.disk.health, detail(&status.disk.detail)).to_lowercase())?;
+    if status.contents > 0 {
+        let missing = match status.contents_missing {
+            0 => "all held by this node".to_owned(),
+            missing => format!("{missing} not yet held by this node"),
+        };
+        output.line(format!("content  {} beside the log, {missing}", status.contents))?;
+    }
+    if let Some(reason) = &status.waits_for_content {
+        output.line(format!("waits    a change of the voters: {reason}"))?;
+    }
+    if let Some(trouble) = &status.certificate_trouble {
+        output.line(format!("trouble  {trouble}"))?;
+    }
     let rows = status.members.iter().map(|member| row(&status, member)).collect();
-    Ok(output.table(&["NODE", "NAME", "ROLE", "HEALTH", "HTTP", "PEER", "TASKS", "LAG", "VERSION"], rows)?)
+    let header = ["NODE", "NAME", "ROLE", "HEALTH", "HTTP", "PEER", "TASKS", "LAG", "CERTIFICATE", "VERSION", "WAITS"];
+    Ok(output.table(&header, rows)?)
 }
 
 fn detail(text: &str) -> String {
@@ -70,6 +103,7 @@ fn row(status: &ClusterStatus, member: &MemberStatus) -> Vec<String> {
         _ if status.leader == Some(member.id) => "leader",
         NodeRole::Voter if member.voting => "voter",
         NodeRole::Voter => "voter (catching up)",
+        NodeRole::Learner if member.voting => "learner (still votes)",
         NodeRole::Learner => "learner",
     };
     let health = match member.health {
@@ -78,15 +112,37 @@ fn row(status: &ClusterStatus, member: &MemberStatus) -> Vec<String> {
         NodeHealth::Up => "up",
         NodeHealth::Lost => "lost",
     };
+    let health = match (member.leaving, member.draining) {
+        (true, _) => format!("{health}, leaving"),
+        (false, true) => format!("{health}, drained"),
+        (false, false) => health.to_owned(),
+    };
     vec![
         member.id.to_string(),
         member.name.clone(),
         role.to_owned(),
-        health.to_owned(),
+        health,
         member.addresses.http.clone(),
         member.addresses.peer.clone(),
         format!("{}/{}", member.load, member.capacity),
         member.lag.map_or_else(|| "-".to_owned(), |lag| lag.to_string()),
+        certificate(member),
         member.version.clone(),
+        member.waits.clone().unwrap_or_default(),
     ]
+}
+
+/// Until when its certificate is good, and whether it signs those of others.
+fn certificate(member: &MemberStatus) -> String {
+    let ends = member.certificate_ends_ms.and_then(|ms| i64::try_from(ms).ok());
+    let Some(ends) = ends.and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok()) else { return "-".to_owned() };
+    let when = ends.strftime("%Y-%m-%d %H:%MZ");
+    let word = if ends <= jiff::Timestamp::now() { "ended" } else { "to" };
+    let signs = if member.signs { ", signs" } else { "" };
+    format!("{word} {when}{signs}")
+}
+
+fn is_loopback(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }

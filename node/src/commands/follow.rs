@@ -226,6 +226,7 @@ pub(crate) fn part_text(part: &Part) -> String {
         Content::Data(value @ (Value::Object(_) | Value::Array(_))) => format!("{value:#}"),
         Content::Data(value) => value.to_string(),
         Content::Raw(bytes) => format!("[file{}: {} bytes]", name(), bytes.len()),
+        Content::Blob(blob) => format!("[file{}: {} bytes]", name(), blob.length),
     }
 }
 

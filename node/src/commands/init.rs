@@ -82,7 +82,7 @@ fn tell(identity: &Identity, config: &NodeConfig, file: &Path, output: &mut Outp
         identity.node_name,
         config.node.data.display()
     ));
-    output.note("start it, then make a token for each further node:");
+    output.note("start it, then make a token for each further node; what is printed with it says how that node joins:");
     output.line(format!("towline node -c {}", file.display()))?;
     Ok(output.line("towline cluster join-token")?)
 }

@@ -8,6 +8,7 @@ mod completion;
 mod follow;
 mod init;
 mod mcp;
+mod members;
 mod node;
 mod send;
 mod snapshot;

@@ -13,8 +13,11 @@ use super::{
 };
 use crate::{cli::SendArgs, error::CliError, output::Output};
 
+/// A larger file is uploaded: base64 makes it a third larger, and a request may have 4 MiB.
+const MAX_SENT_BYTES: u64 = 2 * 1024 * 1024 + 512 * 1024;
+
 pub(crate) async fn run(args: SendArgs, client: &Client, output: &mut Output) -> Result<(), CliError> {
-    let message = message(&args)?;
+    let message = message(&args, client).await?;
     let limit = args.timeout;
     let _tracing = trace_this_process();
     let mut span = Span::root(names::span::CLI_SEND, Kind::Internal);
@@ -93,7 +96,7 @@ fn trace_this_process() -> Option<towline_trace::Guard> {
     towline_trace::install(settings).ok()
 }
 
-fn message(args: &SendArgs) -> Result<Message, CliError> {
+async fn message(args: &SendArgs, client: &Client) -> Result<Message, CliError> {
     let mut parts = Vec::new();
     let stdin_uses =
         args.file.iter().filter(|path| is_stdin(path)).count() + usize::from(args.text.as_deref() == Some("-"));
@@ -106,7 +109,7 @@ fn message(args: &SendArgs) -> Result<Message, CliError> {
         None => {}
     }
     for path in &args.file {
-        parts.push(file_part(path, read(path)?));
+        parts.push(if is_large(path) { upload(path, client).await? } else { file_part(path, read(path)?) });
     }
     let size: usize = parts.iter().map(Part::size).sum();
     if size > MAX_CONTENT_BYTES {
@@ -147,6 +150,24 @@ fn read(path: &Path) -> Result<Vec<u8>, CliError> {
     };
     read.map_err(|error| CliError::Usage(format!("read {}: {error}", path.display())))?;
     Ok(bytes)
+}
+
+/// Whether a file does not fit into a request.
+fn is_large(path: &Path) -> bool {
+    !is_stdin(path) && std::fs::metadata(path).is_ok_and(|file| file.len() > MAX_SENT_BYTES)
+}
+
+/// A file as a part that names it: its content goes ahead of the message.
+async fn upload(path: &Path, client: &Client) -> Result<Part, CliError> {
+    let file = tokio::fs::File::open(path).await;
+    let file = file.map_err(|error| CliError::Usage(format!("read {}: {error}", path.display())))?;
+    let url = client.upload(file).await?;
+    Ok(Part {
+        content: Content::Url(url),
+        media_type: Some("application/octet-stream".to_owned()),
+        filename: name_of(path),
+        metadata: Default::default(),
+    })
 }
 
 /// A file as a part: as text where it is text, so that a model can read it.

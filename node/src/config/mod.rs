@@ -20,9 +20,11 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use towline_actors::MeshConfig;
+use towline_cluster::CERTIFICATE_LIFE;
 use towline_core::AgentName;
 
 pub use mistakes::{ConfigError, Mistake, Origin};
@@ -36,6 +38,10 @@ pub(crate) use values::duration;
 
 /// Largest configuration file.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
+/// Certificates that end sooner would be renewed all the time; this short is for trying it out.
+const SHORTEST_CERTIFICATE_LIFE: Duration = Duration::from_secs(10);
+/// A certificate that is good for longer protects from little.
+const LONGEST_CERTIFICATE_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Environment variables of settings start with this; `__` stands between the parts of a path.
 const ENV_PREFIX: &str = "TOWLINE_";
 /// The parts that a path may begin with.
@@ -48,6 +54,8 @@ pub struct NodeConfig {
     pub node: NodeSettings,
     /// The cluster that it should belong to, if the file says so.
     pub cluster: Option<String>,
+    /// How long the certificates are good that this node signs.
+    pub certificate_life: Duration,
     /// The agent behind the mesh's own card.
     pub front_door: Option<AgentName>,
     /// Agents, models, servers, peers.
@@ -106,7 +114,7 @@ pub(crate) fn read(text: &str, base: PathBuf, overrides: &Overrides) -> Result<N
 
 fn read_root(mut root: Section<'_>) -> NodeConfig {
     let node = node::read(&mut root);
-    let cluster = read_cluster(&mut root);
+    let (cluster, certificate_life) = read_cluster(&mut root);
     let models = models::read(&mut root);
     let servers = servers::read(&mut root);
     let peers = peers::read(&mut root);
@@ -120,14 +128,26 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let telemetry = telemetry::read(&mut root);
     root.finish();
     let permits = node.permits;
-    NodeConfig { node, cluster, front_door, mesh: MeshConfig { permits, models, servers, agents, peers }, telemetry }
+    let mesh = MeshConfig { permits, models, servers, agents, peers };
+    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry }
 }
 
-fn read_cluster(root: &mut Section<'_>) -> Option<String> {
-    let mut section = root.get("cluster")?.section()?;
+fn read_cluster(root: &mut Section<'_>) -> (Option<String>, Duration) {
+    let Some(mut section) = root.get("cluster").and_then(|field| field.section()) else {
+        return (None, CERTIFICATE_LIFE);
+    };
     let name = section.get("name").and_then(|field| field.parse(values::plain_name));
+    let life = section.get("certificate_life").and_then(|field| field.parse(certificate_life));
     section.finish();
-    name
+    (name, life.unwrap_or(CERTIFICATE_LIFE))
+}
+
+fn certificate_life(text: &str) -> Result<Duration, String> {
+    let life = values::duration(text)?;
+    if (SHORTEST_CERTIFICATE_LIFE..=LONGEST_CERTIFICATE_LIFE).contains(&life) {
+        return Ok(life);
+    }
+    Err(format!("{text:?} is out of range: 10s to 8760h (a year); 720h is the default"))
 }
 
 /// Puts the environment and the flags over the file; returns what does not fit.

@@ -60,6 +60,7 @@ telemetry: { otlp: "http://127.0.0.1:4317", service_name: towline-a }
     let config = read_with(text, &[("K", "hunter2")], &[]).unwrap();
     assert_eq!(config.front_door.unwrap().as_str(), "reader");
     assert_eq!(config.cluster.as_deref(), Some("prod"));
+    assert_eq!(config.certificate_life, towline_cluster::CERTIFICATE_LIFE);
     assert_eq!(config.mesh.permits, 8);
     let real = &config.mesh.models["real"];
     assert_eq!(real.api_key.as_ref().unwrap().expose(), "hunter2");

@@ -79,7 +79,7 @@ fn finished(step: &Step) -> Finished {
         }
     };
     let failed = match step.ended.as_ref().map(|record| &record.outcome) {
-        Some(Outcome::Returned { is_error, .. }) => *is_error,
+        Some(Outcome::Returned { is_error, .. } | Outcome::Stored { is_error, .. }) => *is_error,
         Some(Outcome::Failed { .. }) => true,
         Some(Outcome::Answered(_)) | None => false,
     };

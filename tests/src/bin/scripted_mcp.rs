@@ -73,6 +73,8 @@ fn page(cursor: Option<&str>) -> Value {
             tool("send_once", "Does something that must not happen twice.", false),
             tool("send_gated", "Does it when FILE.go is there, and leaves FILE.done.", false),
             tool("crash_once", "Ends this server the first time.", false),
+            tool("long", "Answers with so many characters.", true),
+            tool("picture", "Answers with an image of three times so many bytes.", true),
         ] }),
     }
 }
@@ -97,6 +99,11 @@ fn call(calls: &str, params: &Value) -> Answer {
             File::create(format!("{calls}.done")).unwrap();
             content("250 accepted", false)
         }
+        "long" => content(&"lorem ipsum ".repeat(number(text) / 12 + 1)[..number(text)], false),
+        "picture" => Ok(json!({ "content": [
+            { "type": "text", "text": "here it is" },
+            { "type": "image", "mimeType": "image/png", "data": "QUJD".repeat(number(text)) },
+        ] })),
         "fail" => content("the tool says no", true),
         "send_once" => {
             thread::sleep(Duration::from_secs(3_600));
@@ -104,6 +111,10 @@ fn call(calls: &str, params: &Value) -> Answer {
         }
         other => Err((INVALID_PARAMS, format!("no tool {other}"))),
     }
+}
+
+fn number(text: &str) -> usize {
+    text.parse().unwrap_or(1)
 }
 
 fn noted(file: &str, tool: &str) -> usize {

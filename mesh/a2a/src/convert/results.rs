@@ -3,7 +3,8 @@
 use a2a_pb::protojson_conv::{self, ProtoJsonPayload};
 use serde_json::{Map, Value, json};
 use towline_core::{
-    AgentSpec, ContextId, Event, EventKind, Message, Metadata, Task, TaskId, TaskPage, TaskState, TaskStatus, Timestamp,
+    AgentSpec, Artifact, ContextId, Event, EventKind, Message, Metadata, Part, Task, TaskId, TaskPage, TaskState,
+    TaskStatus, Timestamp,
 };
 
 use super::{
@@ -27,17 +28,53 @@ impl TaskView {
 }
 
 /// A result that still has to be encoded. Making one from the state copies what it shows and no more, so that the state
-/// is not held while ProtoJSON is written.
+/// is not held while ProtoJSON is written. What it names of the blob store is put in its place in between.
 #[derive(Debug, Clone)]
 pub enum Answer {
     /// `GetTask` and `CancelTask`.
-    Task(a2a::Task),
+    Task(Box<ShownTask>),
     /// `SendMessage`.
-    Sent(a2a::SendMessageResponse),
+    Sent(Box<ShownTask>),
     /// `ListTasks`.
-    Page(a2a::ListTasksResponse),
+    Page(ShownPage),
     /// One frame of a stream.
-    Frame(Box<a2a::StreamResponse>),
+    Frame(Box<ShownEvent>),
+}
+
+/// What is shown of a task.
+#[derive(Debug, Clone)]
+pub struct ShownTask {
+    id: TaskId,
+    context: ContextId,
+    status: TaskStatus,
+    artifacts: Option<Vec<Artifact>>,
+    history: Vec<Message>,
+    metadata: Metadata,
+}
+
+/// One page of tasks.
+#[derive(Debug, Clone)]
+pub struct ShownPage {
+    tasks: Vec<ShownTask>,
+    next: Option<(Timestamp, TaskId)>,
+    page_size: usize,
+    total: usize,
+}
+
+/// One event, or the task as it stands.
+#[derive(Debug, Clone)]
+pub enum ShownEvent {
+    /// The task.
+    Task(ShownTask),
+    /// An event of it.
+    Update {
+        /// The task.
+        task: TaskId,
+        /// Its context.
+        context: ContextId,
+        /// The event.
+        event: Event,
+    },
 }
 
 impl Answer {
@@ -47,54 +84,123 @@ impl Answer {
     /// When it cannot be encoded: a bug.
     pub fn encode(&self) -> Result<Value, WireError> {
         match self {
-            Answer::Task(task) => encode(task),
-            Answer::Sent(response) => encode(response),
-            Answer::Page(page) => encode(page).map(with_required_of_page),
-            Answer::Frame(response) => encode(response.as_ref()),
+            Answer::Task(task) => encode(&task.to_sdk()),
+            Answer::Sent(task) => encode(&a2a::SendMessageResponse::Task(task.to_sdk())),
+            Answer::Page(page) => encode(&page.to_sdk()).map(with_required_of_page),
+            Answer::Frame(event) => encode(&event.to_sdk()),
+        }
+    }
+
+    /// Every part that it shows, and the task that it belongs to.
+    pub fn parts_mut(&mut self) -> Vec<(TaskId, &mut Part)> {
+        match self {
+            Answer::Task(task) | Answer::Sent(task) => task.parts_mut().collect(),
+            Answer::Page(page) => page.tasks.iter_mut().flat_map(ShownTask::parts_mut).collect(),
+            Answer::Frame(event) => event.parts_mut(),
         }
     }
 }
 
-/// A task, as `GetTask` and `CancelTask` answer it.
-pub fn task(task: &Task, view: TaskView) -> Answer {
-    Answer::Task(task_to_sdk(task, view))
+impl ShownTask {
+    fn of(task: &Task, view: TaskView) -> Self {
+        let skipped = view.history.map_or(0, |length| task.history.len().saturating_sub(length));
+        Self {
+            id: task.id,
+            context: task.context.clone(),
+            status: task.status.clone(),
+            artifacts: view.artifacts.then(|| task.artifacts.clone()),
+            history: task.history.iter().skip(skipped).cloned().collect(),
+            metadata: task_metadata(task, task.generation),
+        }
+    }
+
+    /// Event 1 of a task: the task as it was accepted, with its first message.
+    fn as_created(task: &Task) -> Self {
+        Self {
+            id: task.id,
+            context: task.context.clone(),
+            status: TaskStatus { state: TaskState::Submitted, message: None, at: task.created },
+            artifacts: None,
+            history: task.history.first().cloned().into_iter().collect(),
+            metadata: task_metadata(task, 1),
+        }
+    }
+
+    fn parts_mut(&mut self) -> impl Iterator<Item = (TaskId, &mut Part)> {
+        let status = self.status.message.iter_mut().flat_map(|message| &mut message.parts);
+        let history = self.history.iter_mut().flat_map(|message| &mut message.parts);
+        let artifacts = self.artifacts.iter_mut().flatten().flat_map(|artifact| &mut artifact.parts);
+        let id = self.id;
+        status.chain(history).chain(artifacts).map(move |part| (id, part))
+    }
+
+    fn to_sdk(&self) -> a2a::Task {
+        let place = Some((self.id, &self.context));
+        a2a::Task {
+            id: self.id.to_string(),
+            context_id: self.context.to_string(),
+            status: status_to_sdk(&self.status, self.id, &self.context),
+            artifacts: self.artifacts.as_ref().map(|artifacts| artifacts.iter().map(artifact_to_sdk).collect()),
+            history: Some(self.history.iter().map(|message| message_to_sdk(message, place)).collect()),
+            metadata: metadata_to_sdk(&self.metadata),
+        }
+    }
 }
 
-/// The answer to `SendMessage`.
-pub fn send_result(task: &Task, view: TaskView) -> Answer {
-    Answer::Sent(a2a::SendMessageResponse::Task(task_to_sdk(task, view)))
+impl ShownPage {
+    fn to_sdk(&self) -> a2a::ListTasksResponse {
+        let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+        a2a::ListTasksResponse {
+            tasks: self.tasks.iter().map(ShownTask::to_sdk).collect(),
+            next_page_token: self.next.map(page_token).unwrap_or_default(),
+            page_size: count(self.page_size),
+            total_size: count(self.total),
+        }
+    }
 }
 
-/// One page, as `ListTasks` answers it.
-pub fn list_result(page: &TaskPage<'_>, page_size: usize, view: TaskView) -> Answer {
-    let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
-    Answer::Page(a2a::ListTasksResponse {
-        tasks: page.tasks.iter().map(|task| task_to_sdk(task, view)).collect(),
-        next_page_token: page.next.map(page_token).unwrap_or_default(),
-        page_size: count(page_size),
-        total_size: count(page.total),
-    })
+impl ShownEvent {
+    fn parts_mut(&mut self) -> Vec<(TaskId, &mut Part)> {
+        match self {
+            ShownEvent::Task(task) => task.parts_mut().collect(),
+            ShownEvent::Update { task, event, .. } => {
+                let parts = match &mut event.kind {
+                    EventKind::Created => None,
+                    EventKind::Status { status, .. } => status.message.as_mut().map(|message| &mut message.parts),
+                    EventKind::Artifact { parts, .. } => Some(parts),
+                };
+                parts.into_iter().flatten().map(|part| (*task, part)).collect()
+            }
+        }
+    }
+
+    fn to_sdk(&self) -> a2a::StreamResponse {
+        match self {
+            ShownEvent::Task(task) => a2a::StreamResponse::Task(task.to_sdk()),
+            ShownEvent::Update { task, context, event } => update_to_sdk(*task, context, event),
+        }
+    }
 }
 
-/// The task as it stands, as the first frame of a stream.
-pub fn snapshot(task: &Task) -> Answer {
-    Answer::Frame(Box::new(a2a::StreamResponse::Task(task_to_sdk(task, TaskView::WHOLE))))
-}
-
-/// One event of a task, as every stream shows it.
-pub fn event(task: &Task, event: &Event) -> Answer {
-    Answer::Frame(Box::new(match &event.kind {
-        EventKind::Created => a2a::StreamResponse::Task(as_created(task)),
-        EventKind::Status { status, metadata } => a2a::StreamResponse::StatusUpdate(a2a::TaskStatusUpdateEvent {
-            task_id: task.id.to_string(),
-            context_id: task.context.to_string(),
-            status: status_to_sdk(status, task.id, &task.context),
+fn update_to_sdk(task: TaskId, context: &ContextId, event: &Event) -> a2a::StreamResponse {
+    let status_update = |status: &TaskStatus, metadata: &Metadata| {
+        a2a::StreamResponse::StatusUpdate(a2a::TaskStatusUpdateEvent {
+            task_id: task.to_string(),
+            context_id: context.to_string(),
+            status: status_to_sdk(status, task, context),
             metadata: metadata_to_sdk(&with_generation(metadata, event.index)),
-        }),
+        })
+    };
+    match &event.kind {
+        EventKind::Created => {
+            let status = TaskStatus { state: TaskState::Submitted, message: None, at: event.at };
+            status_update(&status, &Metadata::new())
+        }
+        EventKind::Status { status, metadata } => status_update(status, metadata),
         EventKind::Artifact { artifact_id, name, parts, append, last_chunk, metadata } => {
             a2a::StreamResponse::ArtifactUpdate(a2a::TaskArtifactUpdateEvent {
-                task_id: task.id.to_string(),
-                context_id: task.context.to_string(),
+                task_id: task.to_string(),
+                context_id: context.to_string(),
                 artifact: a2a::Artifact {
                     artifact_id: artifact_id.clone(),
                     name: name.clone(),
@@ -108,21 +214,38 @@ pub fn event(task: &Task, event: &Event) -> Answer {
                 metadata: metadata_to_sdk(&with_generation(metadata, event.index)),
             })
         }
-    }))
+    }
 }
 
-/// Event 1 of a task: the task as it was accepted, with its first message.
-fn as_created(task: &Task) -> a2a::Task {
-    let first = task.history.first().map(|message| message_to_sdk(message, Some((task.id, &task.context))));
-    let status = TaskStatus { state: TaskState::Submitted, message: None, at: task.created };
-    a2a::Task {
-        id: task.id.to_string(),
-        context_id: task.context.to_string(),
-        status: status_to_sdk(&status, task.id, &task.context),
-        artifacts: None,
-        history: first.map(|message| vec![message]),
-        metadata: metadata_to_sdk(&task_metadata(task, 1)),
-    }
+/// A task, as `GetTask` and `CancelTask` answer it.
+pub fn task(task: &Task, view: TaskView) -> Answer {
+    Answer::Task(Box::new(ShownTask::of(task, view)))
+}
+
+/// The answer to `SendMessage`.
+pub fn send_result(task: &Task, view: TaskView) -> Answer {
+    Answer::Sent(Box::new(ShownTask::of(task, view)))
+}
+
+/// One page, as `ListTasks` answers it.
+pub fn list_result(page: &TaskPage<'_>, page_size: usize, view: TaskView) -> Answer {
+    let tasks = page.tasks.iter().map(|task| ShownTask::of(task, view)).collect();
+    Answer::Page(ShownPage { tasks, next: page.next, page_size, total: page.total })
+}
+
+/// The task as it stands, as the first frame of a stream.
+pub fn snapshot(task: &Task) -> Answer {
+    Answer::Frame(Box::new(ShownEvent::Task(ShownTask::of(task, TaskView::WHOLE))))
+}
+
+/// One event of a task, as every stream shows it.
+pub fn event(task: &Task, event: &Event) -> Answer {
+    Answer::Frame(Box::new(match &event.kind {
+        EventKind::Created => ShownEvent::Task(ShownTask::as_created(task)),
+        EventKind::Status { .. } | EventKind::Artifact { .. } => {
+            ShownEvent::Update { task: task.id, context: task.context.clone(), event: event.clone() }
+        }
+    }))
 }
 
 /// All fields of a page are required, and ProtoJSON leaves out what is empty or zero.
@@ -201,19 +324,6 @@ pub fn task_params(task: &str, history_length: Option<u32>) -> Value {
 fn encode<T: ProtoJsonPayload>(value: &T) -> Result<Value, WireError> {
     let encoded = protojson_conv::to_value(value).map_err(|error| WireError::internal(format!("encode: {error}")))?;
     Ok(with_sorted_maps(with_integers(encoded), false))
-}
-
-fn task_to_sdk(task: &Task, view: TaskView) -> a2a::Task {
-    let skipped = view.history.map_or(0, |length| task.history.len().saturating_sub(length));
-    let history = task.history.iter().skip(skipped);
-    a2a::Task {
-        id: task.id.to_string(),
-        context_id: task.context.to_string(),
-        status: status_to_sdk(&task.status, task.id, &task.context),
-        artifacts: view.artifacts.then(|| task.artifacts.iter().map(artifact_to_sdk).collect()),
-        history: Some(history.map(|message| message_to_sdk(message, Some((task.id, &task.context)))).collect()),
-        metadata: metadata_to_sdk(&task_metadata(task, task.generation)),
-    }
 }
 
 fn task_metadata(task: &Task, generation: u64) -> Metadata {

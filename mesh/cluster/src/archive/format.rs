@@ -1,23 +1,26 @@
 //! The file of a saved snapshot: written and read in one pass, without ever being whole in memory.
 //!
 //! ```text
-//! file  = mark(8) | format(4) | head chunk | chunk, chunk, ... | end chunk
+//! file  = mark(8) | format(4) | head chunk | state chunk, ... | (blob chunk, content chunk, ...), ... | end chunk
 //! chunk = kind(1) | 0(3) | length(4) | bytes | BLAKE3 of the whole file up to here (32)
 //! ```
 //! Since each checksum covers everything before it, a chunk cannot be changed, left out, doubled or moved; the end chunk
-//! tells a whole file from a cut one. A reader hands on only bytes whose checksum was right.
+//! tells a whole file from a cut one. Without blobs it is format 1, which older versions read; with blobs it is format 2. A reader hands on only bytes whose checksum was right.
 
 use std::io::{self, Read, Write};
 
 use bytes::Bytes;
 use prost::Message as _;
+use towline_core::BlobHash;
 use towline_proto::v1;
 
 use crate::wire::WireError;
 
 const MARK: [u8; 8] = *b"TOWLSAVE";
-/// The version of the file that this binary writes, and the only one that it reads.
+/// The version of a file without blobs.
 const FORMAT: u32 = 1;
+/// The version of a file with blobs, and the highest one that this binary reads.
+const FORMAT_WITH_BLOBS: u32 = 2;
 /// Bytes of one chunk: small beside a state, large beside its checksum.
 const CHUNK_BYTES: usize = 256 * 1024;
 /// A longer chunk is refused before room is made for it.
@@ -28,6 +31,9 @@ const CHECKSUM: usize = 32;
 const HEAD: u8 = 1;
 const STATE: u8 = 2;
 const END: u8 = 3;
+/// Names a blob, whose content follows.
+const BLOB: u8 = 4;
+const CONTENT: u8 = 5;
 
 /// Why a file is not a saved snapshot that can be used.
 #[derive(Debug, thiserror::Error)]
@@ -45,12 +51,12 @@ pub enum ArchiveError {
     Mark,
     /// Another version of this binary wrote it.
     #[error(
-        "saved snapshot has format {found}, and this binary reads {known}: use the version that wrote it, or a newer one"
+        "saved snapshot has format {found}, and this binary reads up to {known}: use the version that wrote it, or a newer one"
     )]
     Format {
         /// What it says.
         found: u32,
-        /// What this binary reads.
+        /// The highest that this binary reads.
         known: u32,
     },
     /// Its end is missing.
@@ -75,6 +81,12 @@ pub enum ArchiveError {
         /// What is there.
         reason: &'static str,
     },
+    /// The content of tasks is not what their names say.
+    #[error("saved snapshot does not hold the content of its tasks: {reason}")]
+    Blob {
+        /// What is missing or wrong.
+        reason: String,
+    },
     /// The checksums are right, and the content is not understood.
     #[error("read what is in the saved snapshot")]
     Content {
@@ -91,12 +103,24 @@ pub(super) struct ArchiveWriter<W> {
 }
 
 impl<W: Write> ArchiveWriter<W> {
-    pub(super) fn begin(out: W, head: &v1::ArchiveHead) -> io::Result<Self> {
+    pub(super) fn begin(out: W, head: &v1::ArchiveHead, with_blobs: bool) -> io::Result<Self> {
+        let format = if with_blobs { FORMAT_WITH_BLOBS } else { FORMAT };
         let mut writer = Self { out, hasher: blake3::Hasher::new(), pending: Vec::with_capacity(CHUNK_BYTES) };
         writer.put(&MARK)?;
-        writer.put(&FORMAT.to_le_bytes())?;
+        writer.put(&format.to_le_bytes())?;
         writer.chunk(HEAD, &head.encode_to_vec())?;
         Ok(writer)
+    }
+
+    /// Begins a blob: behind the state, and behind the content of the one before.
+    pub(super) fn blob(&mut self, name: &v1::BlobName) -> io::Result<()> {
+        self.flush_chunk()?;
+        self.chunk(BLOB, &name.encode_to_vec())
+    }
+
+    /// Content of the blob that was begun last.
+    pub(super) fn content(&mut self, bytes: &[u8]) -> io::Result<()> {
+        bytes.chunks(MAX_CHUNK_BYTES).try_for_each(|bytes| self.chunk(CONTENT, bytes))
     }
 
     /// Writes the end mark: without it the file is torn.
@@ -148,12 +172,33 @@ impl<W: Write> Write for ArchiveWriter<W> {
     }
 }
 
-/// Reads a file; what is read from it is the state.
+/// What follows the state.
+#[derive(Debug)]
+pub(super) enum Piece {
+    /// A blob begins.
+    Blob(BlobHash),
+    /// More of its content.
+    Content(Bytes),
+}
+
+fn blob_name(bytes: Bytes) -> Result<BlobHash, ArchiveError> {
+    let what = "name of a blob";
+    let name = v1::BlobName::decode(bytes)
+        .map_err(|source| ArchiveError::Content { source: Box::new(WireError::Envelope { what, source }) })?;
+    let missing = WireError::Missing { message: what, field: "hash" };
+    let hash = name.hash.as_ref().try_into().map_err(|_| ArchiveError::Content { source: Box::new(missing) })?;
+    Ok(BlobHash::from_bytes(hash))
+}
+
+/// Reads a file; what is read from it is the state, and then the blobs piece by piece.
 pub(super) struct ArchiveReader<R> {
     input: R,
     hasher: blake3::Hasher,
     at: u64,
+    with_blobs: bool,
     chunk: Bytes,
+    /// What follows the state, once it was met.
+    blob: Option<Piece>,
     ended: bool,
     /// Why nothing more can be read. The error of a read must fit into an `io::Error`, which tells less.
     failed: Option<ArchiveError>,
@@ -161,8 +206,16 @@ pub(super) struct ArchiveReader<R> {
 
 impl<R: Read> ArchiveReader<R> {
     pub(super) fn begin(input: R) -> Result<(Self, v1::ArchiveHead), ArchiveError> {
-        let mut reader =
-            Self { input, hasher: blake3::Hasher::new(), at: 0, chunk: Bytes::new(), ended: false, failed: None };
+        let mut reader = Self {
+            input,
+            hasher: blake3::Hasher::new(),
+            at: 0,
+            with_blobs: false,
+            chunk: Bytes::new(),
+            blob: None,
+            ended: false,
+            failed: None,
+        };
         let mark: [u8; MARK.len()] = reader
             .array()
             .map_err(|error| if matches!(error, ArchiveError::Torn { .. }) { ArchiveError::Mark } else { error })?;
@@ -170,9 +223,11 @@ impl<R: Read> ArchiveReader<R> {
             return Err(ArchiveError::Mark);
         }
         let found = u32::from_le_bytes(reader.array()?);
-        if found != FORMAT {
-            return Err(ArchiveError::Format { found, known: FORMAT });
-        }
+        reader.with_blobs = match found {
+            FORMAT => false,
+            FORMAT_WITH_BLOBS => true,
+            _ => return Err(ArchiveError::Format { found, known: FORMAT_WITH_BLOBS }),
+        };
         let (kind, head) = reader.next_chunk()?;
         if kind != HEAD {
             return Err(ArchiveError::Malformed { at: reader.at, reason: "it does not begin with a head" });
@@ -185,8 +240,14 @@ impl<R: Read> ArchiveReader<R> {
 
     /// Reads to the end, and checks that there is one and nothing behind it.
     pub(super) fn finish(&mut self) -> Result<(), ArchiveError> {
-        while self.advance()? {}
+        while self.next_piece()?.is_some() {}
         Ok(())
+    }
+
+    /// What follows the state: blobs and their content, in order. What is left of the state is skipped.
+    pub(super) fn next_piece(&mut self) -> Result<Option<Piece>, ArchiveError> {
+        while self.blob.is_none() && self.advance()? {}
+        Ok(self.blob.take())
     }
 
     /// Why a read failed, if it did.
@@ -196,7 +257,7 @@ impl<R: Read> ArchiveReader<R> {
 
     /// Goes to the next chunk of the state; false at the end of the file.
     fn advance(&mut self) -> Result<bool, ArchiveError> {
-        if self.ended {
+        if self.ended || self.blob.is_some() {
             return Ok(false);
         }
         let from = self.at;
@@ -206,6 +267,11 @@ impl<R: Read> ArchiveReader<R> {
                 self.chunk = bytes;
                 Ok(true)
             }
+            BLOB if self.with_blobs => {
+                let hash = blob_name(bytes)?;
+                self.meet(Piece::Blob(hash))
+            }
+            CONTENT if self.with_blobs => self.meet(Piece::Content(bytes)),
             END if !bytes.is_empty() => Err(ArchiveError::Malformed { at: from, reason: "its end mark is not empty" }),
             END => {
                 self.ended = true;
@@ -214,6 +280,13 @@ impl<R: Read> ArchiveReader<R> {
             }
             _ => Err(ArchiveError::Malformed { at: from, reason: "a chunk is of a kind that is not known" }),
         }
+    }
+
+    /// The state is over where the first blob begins.
+    fn meet(&mut self, piece: Piece) -> Result<bool, ArchiveError> {
+        self.chunk = Bytes::new();
+        self.blob = Some(piece);
+        Ok(false)
     }
 
     fn expect_nothing_more(&mut self) -> Result<bool, ArchiveError> {

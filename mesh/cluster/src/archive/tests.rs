@@ -17,7 +17,7 @@ fn a_saved_state_comes_back_as_it_was() {
 fn a_state_of_many_chunks_comes_back_as_it_was() {
     let mut bytes = Vec::new();
     let state: Vec<u8> = (0..3_000_000_u32).map(|number| (number % 251) as u8).collect();
-    let mut writer = ArchiveWriter::begin(&mut bytes, &head()).unwrap();
+    let mut writer = ArchiveWriter::begin(&mut bytes, &head(), false).unwrap();
     writer.write_all(&state).unwrap();
     writer.finish().unwrap();
 
@@ -86,6 +86,39 @@ fn a_restored_folder_belongs_to_a_new_cluster_whose_log_begins_behind_what_was_s
 }
 
 #[test]
+fn the_content_that_a_state_names_is_restored_with_it() {
+    let content = vec![7; 3_000_000];
+    let folder = tempfile::tempdir().unwrap();
+    let (data, file) = (folder.path().join("data"), folder.path().join("saved"));
+    std::fs::write(&file, saved_with(&content, |_, _| content.clone())).unwrap();
+
+    check(&file).unwrap();
+    restore(&data, &file, "again", "n", addresses()).unwrap();
+
+    let store = Store::open(&data.join("blobs")).unwrap();
+    let reader = store.open_blob(hash_of(&content)).unwrap();
+    assert_eq!(reader.length(), content.len() as u64);
+    assert!(reader.group(2).unwrap() == content[2 * 1024 * 1024..]);
+}
+
+#[test]
+fn a_file_without_the_content_that_its_state_names_is_refused() {
+    let content = vec![7; 20_000];
+    let folder = tempfile::tempdir().unwrap();
+    let (data, file) = (folder.path().join("data"), folder.path().join("saved"));
+    let mut without = Vec::new();
+    let mut writer = ArchiveWriter::begin(&mut without, &head(), true).unwrap();
+    naming(&content).serialize(&mut rmp_serde::Serializer::new(&mut writer).with_struct_map()).unwrap();
+    writer.finish().unwrap();
+    assert!(matches!(read(without.as_slice()), Err(ArchiveError::Blob { .. })));
+
+    std::fs::write(&file, saved_with(&content, |_, _| b"something else".to_vec())).unwrap();
+    let refused = restore(&data, &file, "again", "n", addresses()).unwrap_err();
+    assert!(matches!(refused, ClusterError::Archive(ArchiveError::Blob { .. })), "{refused}");
+    assert!(membership::identity(&data).unwrap().is_none(), "the folder is no node's");
+}
+
+#[test]
 fn a_refused_file_leaves_no_folder() {
     let folder = tempfile::tempdir().unwrap();
     let (data, file) = (folder.path().join("data"), folder.path().join("saved"));
@@ -99,8 +132,27 @@ fn a_refused_file_leaves_no_folder() {
 
 fn saved() -> Vec<u8> {
     let mut bytes = Vec::new();
-    write(&head(), &founded(), &mut bytes).unwrap();
+    write(&head(), &founded(), |_, _| Vec::new(), &mut bytes).unwrap();
     bytes
+}
+
+fn saved_with(named: &[u8], content: impl Fn(BlobHash, u64) -> Vec<u8>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write(&head(), &naming(named), content, &mut bytes).unwrap();
+    bytes
+}
+
+/// A state in which an upload names content.
+fn naming(content: &[u8]) -> State {
+    let mut state = founded();
+    let command = Command::Upload { hash: hash_of(content), length: content.len() as u64 };
+    let by = towline_core::Principal::Operator;
+    state.apply(Proposal { by, command }, Stamp { index: 8, at: Timestamp(2_000) }).unwrap();
+    state
+}
+
+fn hash_of(content: &[u8]) -> BlobHash {
+    BlobHash::from_bytes(*blake3::hash(content).as_bytes())
 }
 
 fn head() -> v1::ArchiveHead {

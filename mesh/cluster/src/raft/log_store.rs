@@ -21,15 +21,16 @@ use openraft::{
 };
 use prost::Message as _;
 use tokio::sync::oneshot;
+use towline_core::mutants::{self, Mutant};
 use towline_proto::v1;
 
 use super::{RaftEntry, RaftLogId, RaftVote, StoreError, TypeConfig};
 pub use crate::wal::LogHealth;
 use crate::{
-    kill_points,
+    kill_points, seams,
     wal::{
         EntryId, Place, Record, Recovered, Wal,
-        disk::{Disk, OsDisk, Space},
+        disk::{Disk, Space},
     },
     wire::{self, WireError},
 };
@@ -108,7 +109,7 @@ impl LogStore {
     /// # Errors
     /// When a file cannot be read, or the log is damaged where the disk had confirmed it.
     pub fn open(dir: &Path) -> Result<LogStore, StoreError> {
-        Self::open_on(dir, Arc::new(OsDisk), HOT_BYTES)
+        Self::open_on(dir, seams::disk(), HOT_BYTES)
     }
 
     pub(crate) fn open_on(dir: &Path, disk: Arc<dyn Disk>, hot_bytes: usize) -> Result<LogStore, StoreError> {
@@ -128,8 +129,13 @@ impl LogStore {
 
     /// Whether the log can be written. A full reserve shows as [`LogHealth::Full`], before any write has to wait.
     pub fn health(&self) -> LogHealth {
-        let health = self.0.wal.health();
-        if health == LogHealth::Ok && self.has_room().is_err() { LogHealth::Full } else { health }
+        match self.0.wal.health() {
+            LogHealth::Ok if self.space().is_some_and(|space| space.read_only) => {
+                LogHealth::Failed { detail: format!("file system of {} is read-only", self.0.dir.display()) }
+            }
+            LogHealth::Ok if self.has_room().is_err() => LogHealth::Full,
+            health @ (LogHealth::Ok | LogHealth::Full | LogHealth::Failed { .. }) => health,
+        }
     }
 
     /// Whether there is room for new work. Asked before every proposal, so that work is refused while the log, votes
@@ -150,8 +156,22 @@ impl LogStore {
         self.has_reserve(2)
     }
 
+    /// Whether there is room for so many bytes that are no part of the log. It is looked up each time: such bytes come faster
+    /// than what is known of the room grows old.
+    ///
+    /// # Errors
+    /// When less than the reserve would be free.
+    pub(crate) fn has_room_beside(&self, bytes: u64) -> Result<(), DiskFull> {
+        let Ok(Space { free, total, .. }) = self.0.disk.space(&self.0.dir) else { return Ok(()) };
+        let reserve = DISK_RESERVE_BYTES.min(total / DISK_RESERVE_PART);
+        if free < reserve.saturating_add(bytes) {
+            return Err(DiskFull { dir: self.0.dir.clone(), free, reserve });
+        }
+        Ok(())
+    }
+
     fn has_reserve(&self, part: u64) -> Result<(), DiskFull> {
-        let Some(Space { free, total }) = self.space() else { return Ok(()) };
+        let Some(Space { free, total, .. }) = self.space() else { return Ok(()) };
         let reserve = DISK_RESERVE_BYTES.min(total / DISK_RESERVE_PART) / part;
         if free < reserve { Err(DiskFull { dir: self.0.dir.clone(), free, reserve }) } else { Ok(()) }
     }
@@ -199,7 +219,7 @@ impl LogStore {
             let places: Vec<Place> = held.iter().filter_map(Held::place).collect();
             warm(held, store.0.wal.read(&places)?)
         };
-        tokio::task::spawn_blocking(fetch).await.map_err(io::Error::other)?
+        seams::blocking(fetch).await?
     }
 
     fn read<R>(&self, f: impl FnOnce(&Log) -> R) -> R {
@@ -395,6 +415,10 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     async fn save_vote(&mut self, vote: &RaftVote) -> Result<(), io::Error> {
         let (done, durable) = oneshot::channel();
         let record = Record::Vote(encode_vote(vote));
+        if mutants::on(Mutant::VoteNotSynced) {
+            self.update(|log| log.vote = Some(*vote));
+            return self.0.wal.write(vec![record]).await;
+        }
         let notify = move |outcome| {
             if done.send(outcome).is_err() {
                 tracing::debug!("nobody waits for the vote any more");

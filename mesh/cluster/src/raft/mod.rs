@@ -16,7 +16,10 @@ use std::{
 
 use openraft::{Config, SnapshotPolicy};
 use serde::{Deserialize, Serialize};
-use towline_core::{Applied, NodeAddresses, Rejection};
+use towline_core::{
+    Applied, NodeAddresses, Rejection,
+    mutants::{self, Mutant},
+};
 
 use crate::wire::{LoggedProposal, WireError};
 
@@ -154,7 +157,7 @@ pub fn config(cluster_name: &str) -> Arc<Config> {
         heartbeat_interval: HEARTBEAT_MS,
         election_timeout_min: ELECTION_TIMEOUT_MIN_MS,
         election_timeout_max: ELECTION_TIMEOUT_MAX_MS,
-        enable_leader_restore: Some(false),
+        enable_leader_restore: Some(mutants::on(Mutant::LeaderRestoreOn)),
         enable_pre_vote: Some(true),
         api_channel_size: Some(API_QUEUE),
         notification_channel_size: Some(NOTICE_QUEUE),

@@ -10,8 +10,7 @@
 
 use std::{
     collections::HashMap,
-    fs::{self, File},
-    io::{self, Write},
+    io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
@@ -30,8 +29,8 @@ use super::{
     StoreError, TypeConfig,
 };
 use crate::{
-    kill_points,
-    wal::disk::{Disk as _, OsDisk},
+    kill_points, seams,
+    wal::disk::Disk,
     wire::{self, WireError},
 };
 
@@ -96,6 +95,7 @@ pub struct SnapshotBuilder(Arc<Shared>);
 
 struct Shared {
     dir: PathBuf,
+    disk: Arc<dyn Disk>,
     applied: RwLock<AppliedState>,
     /// Up to where the snapshot on disk reaches; held while one is written.
     saved: Mutex<Option<RaftLogId>>,
@@ -104,6 +104,7 @@ struct Shared {
     index: watch::Sender<u64>,
     effects: broadcast::Sender<Effect>,
     watched: Arc<Watched>,
+    held: watch::Sender<bool>,
 }
 
 #[derive(Clone, Default)]
@@ -166,17 +167,20 @@ impl StateMachine {
     /// back to.
     pub fn open(dir: &Path, quiet_through: u64) -> Result<(StateMachine, StateView), StoreError> {
         super::make_folder(dir)?;
-        let applied = load(&dir.join(SNAPSHOT_FILE))?;
+        let disk = seams::disk();
+        let applied = load(disk.as_ref(), &dir.join(SNAPSHOT_FILE))?;
         let index = applied.last.map_or(0, |log_id| log_id.index);
         let saved = Mutex::new(applied.last);
         let shared = Arc::new(Shared {
             dir: dir.to_owned(),
+            disk,
             applied: RwLock::new(applied),
             saved,
             quiet_through,
             index: watch::Sender::new(index),
             effects: broadcast::Sender::new(EFFECTS_KEPT),
             watched: Arc::default(),
+            held: watch::Sender::new(false),
         });
         Ok((StateMachine(shared.clone()), StateView(shared)))
     }
@@ -188,32 +192,40 @@ pub(crate) fn write_first_snapshot(dir: &Path, meta: &RaftSnapshotMeta, state: &
     super::make_folder(dir)?;
     let file = SnapshotFile::encode(meta, state)
         .map_err(|source| StoreError::Unreadable { path: path.clone(), source: Box::new(source) })?;
-    write_whole(dir, &file).map_err(|source| StoreError::File { action: "write snapshot", path, source })
+    write_whole(seams::disk().as_ref(), dir, &file).map_err(|source| StoreError::File {
+        action: "write snapshot",
+        path,
+        source,
+    })
 }
 
 /// Puts a snapshot in a folder, whole or not at all.
-fn write_whole(dir: &Path, file: &SnapshotFile) -> io::Result<()> {
+fn write_whole(disk: &dyn Disk, dir: &Path, file: &SnapshotFile) -> io::Result<()> {
     let unfinished = dir.join(UNFINISHED_FILE);
-    let mut written = File::create(&unfinished)?;
-    written.write_all(file.bytes())?;
+    match disk.remove(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let mut written = disk.create(&unfinished)?;
+    written.write_at(file.bytes(), 0)?;
     kill_points::pass("snapshot-drafted");
-    written.sync_all()?;
+    written.sync()?;
     kill_points::pass("snapshot-synced");
-    fs::rename(&unfinished, dir.join(SNAPSHOT_FILE))?;
+    disk.rename(&unfinished, &dir.join(SNAPSHOT_FILE))?;
     kill_points::pass("snapshot-renamed");
-    File::open(dir)?.sync_all()
+    disk.sync_dir(dir)
 }
 
-fn load(path: &Path) -> Result<AppliedState, StoreError> {
+fn load(disk: &dyn Disk, path: &Path) -> Result<AppliedState, StoreError> {
     let unreadable = |source| StoreError::Unreadable { path: path.to_owned(), source: Box::new(source) };
     let failed = |source| StoreError::File { action: "read snapshot", path: path.to_owned(), source };
-    let Some(bytes) = read_if_there(path).map_err(failed)? else { return Ok(AppliedState::default()) };
+    let Some(bytes) = read_if_there(disk, path).map_err(failed)? else { return Ok(AppliedState::default()) };
     let (meta, state) = SnapshotFile(bytes).decode().map_err(unreadable)?;
     Ok(AppliedState { last: meta.last_log_id, membership: meta.last_membership, state })
 }
 
-fn read_if_there(path: &Path) -> io::Result<Option<Bytes>> {
-    match fs::read(path) {
+fn read_if_there(disk: &dyn Disk, path: &Path) -> io::Result<Option<Bytes>> {
+    match disk.read(path) {
         Ok(bytes) => Ok(Some(bytes.into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
@@ -248,6 +260,11 @@ impl StateView {
         reached.expect("the view holds the sender");
     }
 
+    /// Lets nothing be applied while it is held.
+    pub(crate) fn hold(&self, held: bool) {
+        self.0.held.send_replace(held);
+    }
+
     /// Wakes on each change of a task from here on.
     pub fn watch_task(&self, task: TaskId) -> TaskWatch {
         self.0.watched.watch(task)
@@ -279,6 +296,13 @@ impl Shared {
             }
         }
         Ok(responses)
+    }
+
+    async fn let_go(&self) {
+        if *self.held.borrow() {
+            let freed = self.held.subscribe().wait_for(|held| !held).await.map(|_| ());
+            freed.expect("this value holds the sender");
+        }
     }
 
     fn publish(&self, effects: &[Effect], loud: bool) {
@@ -319,14 +343,14 @@ impl Shared {
         if *saved > meta.last_log_id {
             return Ok(());
         }
-        write_whole(&self.dir, file)?;
+        write_whole(self.disk.as_ref(), &self.dir, file)?;
         *saved = meta.last_log_id;
         Ok(())
     }
 
     /// The snapshot on disk.
     fn current_snapshot(&self) -> io::Result<Option<RaftSnapshot>> {
-        let Some(bytes) = read_if_there(&self.dir.join(SNAPSHOT_FILE))? else { return Ok(None) };
+        let Some(bytes) = read_if_there(self.disk.as_ref(), &self.dir.join(SNAPSHOT_FILE))? else { return Ok(None) };
         let snapshot = SnapshotFile(bytes);
         let meta = snapshot.meta().map_err(invalid_data)?;
         Ok(Some(RaftSnapshot { meta, snapshot }))
@@ -334,8 +358,8 @@ impl Shared {
 
     /// Whether a snapshot could be written. It grows between two of them, and less than doubles.
     fn has_room_for_snapshot(&self) -> bool {
-        let last = fs::metadata(self.dir.join(SNAPSHOT_FILE)).map_or(0, |file| file.len());
-        OsDisk.space(&self.dir).is_ok_and(|space| space.free > 2 * last + SNAPSHOT_HEADROOM_BYTES)
+        let last = self.disk.size(&self.dir.join(SNAPSHOT_FILE)).unwrap_or(0);
+        self.disk.space(&self.dir).is_ok_and(|space| space.free > 2 * last + SNAPSHOT_HEADROOM_BYTES)
     }
 }
 
@@ -386,6 +410,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     {
         let mut batches = entries.try_ready_chunks(APPLIED_TOGETHER);
         while let Some(batch) = batches.try_next().await.map_err(|TryReadyChunksError(_, error)| error)? {
+            self.0.let_go().await;
             let (entries, responders): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
             let responses = self.0.apply(entries)?;
             for (responder, response) in responders.into_iter().zip(responses) {
@@ -413,12 +438,12 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     async fn install_snapshot(&mut self, meta: &RaftSnapshotMeta, snapshot: SnapshotFile) -> Result<(), io::Error> {
         let (shared, meta) = (self.0.clone(), meta.clone());
         let install = move || shared.install(&meta, &snapshot);
-        tokio::task::spawn_blocking(install).await.map_err(io::Error::other)?
+        seams::blocking(install).await?
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<RaftSnapshot>, io::Error> {
         let shared = self.0.clone();
-        tokio::task::spawn_blocking(move || shared.current_snapshot()).await.map_err(io::Error::other)?
+        seams::blocking(move || shared.current_snapshot()).await?
     }
 }
 
@@ -435,7 +460,7 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
             shared.save(&meta, &file)?;
             Ok(RaftSnapshot { meta, snapshot: file })
         };
-        tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+        seams::blocking(work).await?
     }
 }
 

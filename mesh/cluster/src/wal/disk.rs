@@ -8,12 +8,12 @@ use std::{
 };
 
 use rustix::{
-    fs::{FallocateFlags, fallocate, statvfs},
+    fs::{FallocateFlags, StatVfsMountFlags, fallocate, statvfs},
     io::Errno,
 };
 
 /// A folder's disk.
-pub(crate) trait Disk: Send + Sync + 'static {
+pub trait Disk: Send + Sync + 'static {
     /// Makes a file that is not there yet.
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
     /// Opens a file for writing.
@@ -22,10 +22,14 @@ pub(crate) trait Disk: Send + Sync + 'static {
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
     /// Parts of a file: position and length of each.
     fn read_ranges(&self, path: &Path, ranges: &[(u64, usize)]) -> io::Result<Vec<Vec<u8>>>;
+    /// Length of a file.
+    fn size(&self, path: &Path) -> io::Result<u64>;
     /// The files of a folder.
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Gives a file the name of another, which it replaces.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Makes created and removed files of a folder durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
     /// Free and total bytes of the disk that holds a folder.
@@ -33,7 +37,7 @@ pub(crate) trait Disk: Send + Sync + 'static {
 }
 
 /// A file that is open for writing.
-pub(crate) trait DiskFile: Send {
+pub trait DiskFile: Send {
     /// Writes all bytes at a position. After an error any part of them may be there.
     fn write_at(&mut self, bytes: &[u8], position: u64) -> io::Result<()>;
     /// Makes everything written durable. An error is final: the kernel may have dropped what it could not write.
@@ -46,11 +50,13 @@ pub(crate) trait DiskFile: Send {
 
 /// How much room a disk has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Space {
+pub struct Space {
     /// What an unprivileged process may still write.
-    pub(crate) free: u64,
+    pub free: u64,
     /// The whole disk.
-    pub(crate) total: u64,
+    pub total: u64,
+    /// Whether nothing can be written, as after an error of the disk.
+    pub read_only: bool,
 }
 
 /// Whether an error says that the disk, or the quota on it, is full.
@@ -88,12 +94,20 @@ impl Disk for OsDisk {
         ranges.iter().map(read).collect()
     }
 
+    fn size(&self, path: &Path) -> io::Result<u64> {
+        std::fs::metadata(path).map(|file| file.len())
+    }
+
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
         std::fs::read_dir(dir)?.map(|entry| entry.map(|entry| entry.path())).collect()
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         std::fs::remove_file(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        std::fs::rename(from, to)
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
@@ -105,6 +119,7 @@ impl Disk for OsDisk {
         Ok(Space {
             free: stat.f_bavail.saturating_mul(stat.f_frsize),
             total: stat.f_blocks.saturating_mul(stat.f_frsize),
+            read_only: stat.f_flag.contains(StatVfsMountFlags::RDONLY),
         })
     }
 }

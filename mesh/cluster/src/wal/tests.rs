@@ -428,12 +428,20 @@ impl Disk for FaultyDisk {
         OsDisk.read_ranges(path, ranges)
     }
 
+    fn size(&self, path: &Path) -> io::Result<u64> {
+        OsDisk.size(path)
+    }
+
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
         OsDisk.list(dir)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         OsDisk.remove(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        OsDisk.rename(from, to)
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {

@@ -1,4 +1,5 @@
 //! Nodes of one cluster in this process, with real gRPC over mutual TLS on loopback.
+#![allow(dead_code, reason = "each test binary uses its own part of this module")]
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -15,7 +16,9 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
-use towline_cluster::{Cluster, ClusterHandle, ClusterOptions, PeerIdentity, Registration, membership};
+use towline_cluster::{
+    CERTIFICATE_LIFE, Cluster, ClusterHandle, ClusterOptions, PeerIdentity, Registration, membership,
+};
 use towline_core::{
     AgentSpec, Command, Message, MessageId, NodeAddresses, NodeId, NodeRole, Part, Placement, Principal, Proposal,
     Role, State, Submission, TaskId, TraceContext,
@@ -23,18 +26,21 @@ use towline_core::{
 use uuid::Uuid;
 
 /// No wait in a test is longer.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Some nodes and their data folders.
 pub struct TestCluster {
     pub nodes: Vec<TestNode>,
     dir: TempDir,
+    /// How long the certificates are good that the nodes sign.
+    certificate_life: Duration,
 }
 
 /// A node that runs, or its data folder while it does not.
 pub struct TestNode {
     data: PathBuf,
     addresses: NodeAddresses,
+    certificate_life: Duration,
     running: Option<Running>,
 }
 
@@ -44,41 +50,42 @@ struct Running {
 }
 
 impl TestCluster {
-    /// A founded cluster of one node, registered.
-    async fn found() -> Self {
+    /// A founded cluster of one node, registered, whose certificates are good for so long.
+    pub async fn found(certificate_life: Duration) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (data, (listener, addresses)) = (dir.path().join("1"), listen().await);
         membership::found(&data, "test", "node-1", addresses.clone()).unwrap();
-        let mut node = TestNode { data, addresses, running: None };
+        let mut node = TestNode { data, addresses, certificate_life, running: None };
         node.start_on(listener).await;
         node.register().await;
-        Self { nodes: vec![node], dir }
+        Self { nodes: vec![node], dir, certificate_life }
     }
 
     /// A cluster of several voters, all registered.
     pub async fn of(count: usize) -> Self {
-        let mut cluster = Self::found().await;
+        let mut cluster = Self::found(CERTIFICATE_LIFE).await;
         for _ in 1..count {
-            cluster.join().await;
+            cluster.join(0, NodeRole::Voter).await;
         }
         cluster.wait_for_voters(count).await;
         cluster
     }
 
-    async fn join(&mut self) {
+    /// Lets a further node join at the one at `position`, and registers it.
+    pub async fn join(&mut self, position: usize, role: NodeRole) {
         let name = format!("node-{}", self.nodes.len() + 1);
         let (data, (listener, addresses)) = (self.dir.path().join(&name), listen().await);
-        let token = self.nodes[0].handle().mint_token(NodeRole::Voter, Duration::from_secs(600)).await.unwrap();
-        let member = self.nodes[0].addresses.peer.clone();
-        membership::join(&data, &member, &token, &name, addresses.clone()).await.unwrap();
-        let mut node = TestNode { data, addresses, running: None };
+        let member = &self.nodes[position];
+        let token = member.handle().mint_token(role, Duration::from_secs(600)).await.unwrap();
+        membership::join(&data, &member.addresses.peer, &token, &name, addresses.clone()).await.unwrap();
+        let mut node = TestNode { data, addresses, certificate_life: self.certificate_life, running: None };
         node.start_on(listener).await;
         node.register().await;
         self.nodes.push(node);
     }
 
     /// Waits until so many nodes vote, as every running node sees it.
-    async fn wait_for_voters(&self, count: usize) {
+    pub async fn wait_for_voters(&self, count: usize) {
         for handle in self.running() {
             let voting = || handle.status().members.iter().filter(|member| member.voting).count();
             wait_until(&format!("{count} voters"), || voting() == count).await;
@@ -104,6 +111,7 @@ impl TestCluster {
     }
 
     /// Waits until all running nodes have applied the same, and returns it.
+    #[allow(dead_code, reason = "not every suite compares states")]
     pub async fn settled_state(&self) -> State {
         let states = || self.running().map(|handle| handle.local(State::clone)).collect::<Vec<_>>();
         wait_until("equal states", || states().windows(2).all(|pair| pair[0] == pair[1])).await;
@@ -138,7 +146,9 @@ impl TestNode {
 
     async fn start_on(&mut self, listener: TcpListener) {
         let (data, addresses) = (self.data.clone(), self.addresses.clone());
-        let cluster = Cluster::start(ClusterOptions { data, addresses, version: "0.1.0".into() }).await.unwrap();
+        let certificate_life = self.certificate_life;
+        let options = ClusterOptions { data, addresses, version: "0.1.0".into(), certificate_life };
+        let cluster = Cluster::start(options).await.unwrap();
         let server = tokio::spawn(serve(listener, cluster.peer_tls(), cluster.peer_routes()));
         self.running = Some(Running { cluster, server });
     }
@@ -153,8 +163,12 @@ impl TestNode {
         self.handle().register(Registration { capacity: 64, agents: vec![reader] }).await.unwrap();
     }
 
+    /// `host:port` of its peer listener.
+    pub fn peer(&self) -> &str {
+        &self.addresses.peer
+    }
+
     /// Its data folder.
-    #[allow(dead_code, reason = "not every suite looks into the folder")]
     pub fn data(&self) -> &std::path::Path {
         &self.data
     }
@@ -185,9 +199,9 @@ async fn serve_connection(acceptor: TlsAcceptor, tcp: TcpStream, routes: axum::R
     tcp.set_nodelay(true).unwrap();
     let Ok(tls) = acceptor.accept(tcp).await else { return };
     let certificate = tls.get_ref().1.peer_certificates().and_then(|chain| chain.first());
-    let identity = PeerIdentity(certificate.and_then(membership::peer_node_id));
+    let identity = PeerIdentity(certificate.and_then(membership::certified_node));
     let service = routes.map_request(move |mut request: http::Request<hyper::body::Incoming>| {
-        request.extensions_mut().insert(identity);
+        request.extensions_mut().insert(identity.clone());
         request.map(axum::body::Body::new)
     });
     let connection = auto::Builder::new(TokioExecutor::new());

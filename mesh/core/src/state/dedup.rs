@@ -4,7 +4,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::State;
-use crate::{AgentName, Digest, Message, MessageId, Principal, Rejection, Task, TaskId, Timestamp, limits};
+use crate::{
+    AgentName, Digest, Message, MessageId, Principal, Rejection, Task, TaskId, Timestamp, limits,
+    mutants::{self, Mutant},
+};
 
 /// Where a message went when it came first, and what it said.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,6 +34,9 @@ impl State {
         agent: Option<&AgentName>,
         now: Timestamp,
     ) -> Result<Option<TaskId>, Rejection> {
+        if mutants::on(Mutant::DedupOff) {
+            return Ok(None);
+        }
         let sent = self.dedup.get(&(by.owner().clone(), message.message_id.clone()));
         let Some(sent) = sent.filter(|sent| sent.ended.is_none_or(|ended| !is_over(ended, now))) else {
             return Ok(None);

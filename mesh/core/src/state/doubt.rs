@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{State, done, key};
+use super::{State, Wish, done, key};
 use crate::{
     Applied, Effect, Epoch, LateReport, LateResult, Metadata, NodeId, Principal, Rejection, Reply, Resolution, Resolve,
     Stamp, StepNo, Task, TaskId, doubt, limits,
@@ -118,7 +118,7 @@ impl State {
         task.set_status(stamp.at, crate::TaskState::Submitted, None, metadata);
         self.unassigned.insert(id);
         let mut effects = vec![Effect::Changed { task: id }];
-        self.assign(id, None, stamp, &mut effects);
+        self.assign(id, Wish::None, stamp, &mut effects);
         Applied { reply: Reply::Continued { task: id }, effects }
     }
 }

@@ -216,7 +216,17 @@ pub fn enrolment(hash: &str, position: u64) -> Enrolment {
         request: uuid(5_000 + position),
         name: format!("node-{position}"),
         addresses: addresses(position),
+        key: None,
     }
+}
+
+/// As today's nodes ask: with the key of the node.
+pub fn enrolment_with_key(hash: &str, position: u64) -> Enrolment {
+    Enrolment { key: Some(node_key(position)), ..enrolment(hash, position) }
+}
+
+pub fn node_key(number: u64) -> NodeKey {
+    NodeKey(format!("key-{number}"))
 }
 
 pub fn node_up(node: u64, boot: BootId, capacity: u32) -> Command {

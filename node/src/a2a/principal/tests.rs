@@ -63,7 +63,7 @@ fn a_delegation_acts_for_whom_it_says() {
             ("towline-hop", "2"),
             ("towline-deadline-ms", "1500"),
         ]),
-        Some(&PeerIdentity(Some(NodeId(4)))),
+        NodeId(4),
     );
     let parent = Some(ParentLink { task, step: StepNo(3) });
     assert_eq!(caller, Ok(Caller { principal, parent, hop: 2, deadline_ms: Some(1_500) }));
@@ -71,16 +71,13 @@ fn a_delegation_acts_for_whom_it_says() {
 
 #[test]
 fn a_node_without_headers_speaks_for_itself() {
-    let caller = peer(&HeaderMap::new(), Some(&PeerIdentity(Some(NodeId(4))))).unwrap();
+    let caller = peer(&HeaderMap::new(), NodeId(4)).unwrap();
     assert_eq!(caller.principal, Principal::Node(NodeId(4)));
 }
 
 #[test]
-fn nobody_acts_without_a_certificate_or_with_headers_that_cannot_be_read() {
+fn nobody_acts_with_headers_that_cannot_be_read() {
     let on_behalf = ("towline-on-behalf-of", r#""Operator""#);
-    assert_eq!(peer(&headers(&[on_behalf]), None), Err(Refused::NoCertificate));
-    assert_eq!(peer(&headers(&[on_behalf]), Some(&PeerIdentity(None))), Err(Refused::NoCertificate));
-    let node = PeerIdentity(Some(NodeId(4)));
     for (pairs, header) in [
         (vec![("towline-on-behalf-of", "operator")], ON_BEHALF_OF),
         (vec![("towline-on-behalf-of", r#"{"Node":1}"#)], ON_BEHALF_OF),
@@ -89,6 +86,6 @@ fn nobody_acts_without_a_certificate_or_with_headers_that_cannot_be_read() {
         (vec![on_behalf, ("towline-hop", "-1")], HOP),
         (vec![on_behalf, ("towline-deadline-ms", "soon")], DEADLINE_MS),
     ] {
-        assert_eq!(peer(&headers(&pairs), Some(&node)), Err(Refused::Header { header }), "{pairs:?}");
+        assert_eq!(peer(&headers(&pairs), NodeId(4)), Err(Refused::Header { header }), "{pairs:?}");
     }
 }

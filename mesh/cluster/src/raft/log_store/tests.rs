@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use towline_core::Timestamp;
 
 use super::*;
-use crate::{raft::RaftLeaderId, wire::logged_from_bytes};
+use crate::{raft::RaftLeaderId, wal::disk::OsDisk, wire::logged_from_bytes};
 
 #[tokio::test]
 async fn committed_entries_are_read_back_from_disk() {
@@ -60,6 +60,15 @@ async fn entries_that_are_purged_while_they_are_read_are_left_out() {
 
     assert_eq!(raced.unwrap_err().kind(), io::ErrorKind::NotFound);
     assert_eq!(log.try_get_log_entries(1..=10).await.unwrap().len(), 1);
+    log.close().await;
+}
+
+#[tokio::test]
+async fn a_disk_that_became_read_only_is_said_before_a_write_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = LogStore::open_on(dir.path(), Arc::new(ReadOnlyDisk), HOT_BYTES).unwrap();
+    let LogHealth::Failed { detail } = log.health() else { panic!("{:?}", log.health()) };
+    assert!(detail.ends_with("is read-only"), "{detail}");
     log.close().await;
 }
 
@@ -163,4 +172,49 @@ fn entry(term: u64, index: u64) -> RaftEntry {
 fn sized_entry(index: u64, size: usize) -> RaftEntry {
     let logged = logged_from_bytes(Timestamp(index), vec![7; size].into());
     RaftEntry { log_id: log_id(1, index), payload: EntryPayload::Normal(logged) }
+}
+
+/// A disk that says of itself that it is read-only.
+struct ReadOnlyDisk;
+
+impl Disk for ReadOnlyDisk {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn crate::wal::disk::DiskFile>> {
+        OsDisk.create(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn crate::wal::disk::DiskFile>> {
+        OsDisk.open(path)
+    }
+
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        OsDisk.read(path)
+    }
+
+    fn read_ranges(&self, path: &Path, ranges: &[(u64, usize)]) -> io::Result<Vec<Vec<u8>>> {
+        OsDisk.read_ranges(path, ranges)
+    }
+
+    fn size(&self, path: &Path) -> io::Result<u64> {
+        OsDisk.size(path)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
+        OsDisk.list(dir)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        OsDisk.remove(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        OsDisk.rename(from, to)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        OsDisk.sync_dir(dir)
+    }
+
+    fn space(&self, dir: &Path) -> io::Result<Space> {
+        OsDisk.space(dir).map(|space| Space { read_only: true, ..space })
+    }
 }

@@ -27,8 +27,8 @@ use towline_proto::v1;
 
 use super::super::RaftLogId;
 use super::{
-    APPEND_TIMEOUT, Network, RPCError, Raft, RpcError, TypeConfig, append_request_from_proto, append_request_to_proto,
-    append_response_from_proto, append_response_to_proto, fenced, stopped,
+    APPEND_TIMEOUT, BACKOFF, Network, RPCError, Raft, RpcError, TypeConfig, append_request_from_proto,
+    append_request_to_proto, append_response_from_proto, append_response_to_proto, fenced, stopped,
 };
 use crate::fences::{Asked, Certain};
 
@@ -68,8 +68,24 @@ impl Sent {
     }
 }
 
-/// Opens a stream to a follower. One that does not know streams is remembered, and sent one call at a time from then on.
+/// Opens a stream to a follower, and pauses if that fails: openraft pauses where it makes the first request, which a stream
+/// that is not opened never asks for.
 pub(super) async fn open<'s, S>(
+    network: &'s mut Network,
+    input: S,
+) -> Result<BoxStream<'s, Result<StreamAppendResult<TypeConfig>, RpcError>>, RpcError>
+where
+    S: Stream<Item = AppendEntriesRequest<TypeConfig>> + OptionalSend + Unpin + 'static,
+{
+    let opened = try_open(network, input).await;
+    if opened.is_err() {
+        tokio::time::sleep(BACKOFF).await;
+    }
+    opened
+}
+
+/// A follower that does not know streams is remembered, and sent one call at a time from then on.
+async fn try_open<'s, S>(
     network: &'s mut Network,
     input: S,
 ) -> Result<BoxStream<'s, Result<StreamAppendResult<TypeConfig>, RpcError>>, RpcError>

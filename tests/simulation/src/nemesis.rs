@@ -1,0 +1,303 @@
+//! What goes wrong: one fault after the other, the node that leads more often than the others.
+
+use std::time::Duration;
+
+use towline_core::NodeId;
+
+use crate::{
+    ambush::{self, Ambush, Sprung},
+    disk::Damage,
+    host::{Begin, End, Host, Still},
+    ledger::Shared,
+    world,
+};
+
+/// Between the ends of two faults, in milliseconds: long enough for some work.
+const PAUSE_MS: std::ops::Range<u64> = 100..900;
+
+/// The order of faults, and those that are not over.
+pub struct Nemesis {
+    rng: fastrand::Rng,
+    next: Duration,
+    over: Vec<(Duration, Cure)>,
+    ambush: Option<Ambush>,
+}
+
+/// How a fault ends.
+enum Cure {
+    Start(usize),
+    /// A process must not start on a damaged log, and starts once it is repaired.
+    Repair(usize, Damage),
+    GoOn(usize),
+    Mend(Vec<(usize, usize)>),
+    Calm,
+    FastDisk(usize),
+}
+
+impl Nemesis {
+    /// One that has not begun.
+    pub fn new(seed: u64) -> Self {
+        Self { rng: fastrand::Rng::with_seed(seed), next: world::now(), over: Vec::new(), ambush: None }
+    }
+
+    /// Begins from here on.
+    pub fn begin(&mut self) {
+        self.next = world::now();
+    }
+
+    /// Ends faults that are over, and lets others begin.
+    pub fn tick(&mut self, hosts: &mut [Host], shared: &Shared) {
+        let now = world::now();
+        while let Some(position) = self.over.iter().position(|(at, _)| *at <= now) {
+            let (_, cure) = self.over.remove(position);
+            self.cure(cure, hosts, shared);
+        }
+        self.watch_ambush(hosts);
+        if self.next <= now && self.ambush.is_none() {
+            self.next = now + Duration::from_millis(self.rng.u64(PAUSE_MS));
+            if let Some(what) = self.hit(hosts, shared) {
+                tracing::info!(what, "fault");
+                shared.ledger().counts.faults += 1;
+            }
+        }
+    }
+
+    /// Ends all faults.
+    pub fn heal(&mut self, hosts: &mut [Host], shared: &Shared) {
+        if let Some(ambush) = self.ambush.take() {
+            self.leave_ambush(&ambush);
+        }
+        for (_, cure) in std::mem::take(&mut self.over) {
+            self.cure(cure, hosts, shared);
+        }
+    }
+
+    fn watch_ambush(&mut self, hosts: &mut [Host]) {
+        let Some(ambush) = self.ambush.take() else { return };
+        match ambush.look(hosts) {
+            Sprung::Waits => self.ambush = Some(ambush),
+            Sprung::Over => self.leave_ambush(&ambush),
+            Sprung::Hit => {
+                tracing::info!(voter = ambush.voter + 1, "loses power as it has voted");
+                self.cure_in(20..100, Cure::Start(ambush.voter));
+                self.cure_in(20..150, Cure::GoOn(ambush.leader));
+                let ms = self.cure_in(ambush::CUT_FOR_MS..ambush::CUT_FOR_MS + 1, Cure::Mend(ambush.cuts()));
+                self.next = world::now() + Duration::from_millis(ms);
+            }
+        }
+    }
+
+    fn leave_ambush(&mut self, ambush: &Ambush) {
+        self.over.push((world::now(), Cure::GoOn(ambush.leader)));
+        self.over.push((world::now(), Cure::Mend(ambush.cuts())));
+    }
+
+    fn lay_ambush(&mut self, hosts: &mut [Host]) -> Option<String> {
+        let leader = leader(hosts)?;
+        let ambush = self.ambush.insert(Ambush::lay(leader, hosts, &mut self.rng)?);
+        Some(format!("node {} is stopped until node {} has voted", ambush.leader + 1, ambush.voter + 1))
+    }
+
+    /// A process has ended by itself: it must have had a reason.
+    pub fn ended(&mut self, number: usize, reason: &str, hosts: &mut [Host], shared: &Shared) {
+        tracing::info!(number, reason, "ended by itself");
+        hosts[number].end(End::Killed);
+        let is_damaged =
+            self.over.iter().any(|(_, cure)| matches!(cure, Cure::Repair(damaged, _) if *damaged == number));
+        if !is_damaged || !reason.contains("is damaged at byte") {
+            shared.ledger().wrong(format!("node {} ended: {reason}", number + 1));
+        }
+    }
+
+    fn cure(&mut self, cure: Cure, hosts: &mut [Host], shared: &Shared) {
+        match cure {
+            Cure::Start(number) => {
+                if !hosts[number].is_up() {
+                    tracing::info!(number, "starts again");
+                    hosts[number].start(Begin::Again, shared);
+                }
+            }
+            Cure::Repair(number, damage) => {
+                let place = damage.place();
+                if hosts[number].is_up() {
+                    shared.ledger().wrong(format!("node {} runs on a log that is damaged at {place}", number + 1));
+                }
+                damage.repair();
+                hosts[number].end(End::Killed);
+                hosts[number].start(Begin::Again, shared);
+            }
+            Cure::GoOn(number) => hosts[number].go_on(),
+            Cure::Mend(cuts) => {
+                let now = world::now();
+                world::with(|world| cuts.into_iter().for_each(|cut| world.net.mend(cut, now, &mut world.rng)));
+            }
+            Cure::Calm => world::with(|world| {
+                world.net.slow = Duration::ZERO;
+                world.net.lost_per_mille = 0;
+            }),
+            Cure::FastDisk(number) => world::with(|world| world.slow_disk(number, Duration::ZERO)),
+        }
+    }
+
+    /// Begins a fault. Returns what it is.
+    fn hit(&mut self, hosts: &mut [Host], shared: &Shared) -> Option<String> {
+        let victim = self.victim(hosts)?;
+        match self.rng.u8(0..100) {
+            0..18 => Some(self.kill(victim, hosts)),
+            18..34 => self.cut_power(victim, hosts),
+            34..52 => Some(self.cut(victim, hosts)),
+            52..62 => Some(self.still(victim, hosts)),
+            62..68 => Some(self.trouble()),
+            68..73 => Some(self.break_connections(victim, hosts)),
+            73..80 => Some(self.slow_disk(victim)),
+            80..83 => Some(self.set_clock(victim)),
+            83..90 => self.hand_over(victim, hosts),
+            90..93 => self.compact(victim, hosts),
+            93..97 => self.lay_ambush(hosts),
+            _ => self.damage(victim, hosts, shared),
+        }
+    }
+
+    /// A node that is up and not still, the leader in one case of two.
+    fn victim(&mut self, hosts: &[Host]) -> Option<usize> {
+        let up: Vec<usize> =
+            hosts.iter().filter(|host| host.is_up() && !host.is_still()).map(|host| host.number).collect();
+        let leader = self.rng.bool().then(|| leader(hosts)).flatten().filter(|leader| up.contains(leader));
+        leader.or_else(|| self.rng.choice(&up).copied())
+    }
+
+    fn cure_in(&mut self, ms: std::ops::Range<u64>, cure: Cure) -> u64 {
+        let ms = self.rng.u64(ms);
+        self.over.push((world::now() + Duration::from_millis(ms), cure));
+        ms
+    }
+
+    /// Lets some faults have their whole time for themselves: another one often ends what the first one began.
+    fn maybe_wait(&mut self, ms: u64) {
+        if self.rng.bool() {
+            self.next = world::now() + Duration::from_millis(ms + self.rng.u64(PAUSE_MS));
+        }
+    }
+
+    fn kill(&mut self, victim: usize, hosts: &mut [Host]) -> String {
+        hosts[victim].end(End::Killed);
+        let down = self.down();
+        let ms = self.cure_in(down, Cure::Start(victim));
+        format!("node {} is killed for {ms} ms", victim + 1)
+    }
+
+    /// Often so short that nobody has missed it yet.
+    fn down(&mut self) -> std::ops::Range<u64> {
+        if self.rng.bool() { 2..150 } else { 150..1_500 }
+    }
+
+    /// Within a session, beyond one, or so long that another leader has given everything away.
+    fn long(&mut self) -> std::ops::Range<u64> {
+        [100..900, 1_400..2_600, 1_400..2_600, 2_600..4_000][self.rng.usize(0..4)].clone()
+    }
+
+    /// Of one machine, some, or all.
+    fn cut_power(&mut self, victim: usize, hosts: &mut [Host]) -> Option<String> {
+        let others = self.rng.u8(0..4);
+        let mut lost = Vec::new();
+        for (number, host) in hosts.iter_mut().enumerate() {
+            let hit = number == victim || others == 3 || (others == 2 && self.rng.bool());
+            if hit && host.is_up() {
+                let bytes = host.end(End::PowerCut);
+                let down = self.down();
+                self.cure_in(down, Cure::Start(number));
+                lost.push(format!("node {} ({bytes} bytes lost)", number + 1));
+            }
+        }
+        Some(format!("without power: {}", lost.join(", ")))
+    }
+
+    fn cut(&mut self, victim: usize, hosts: &[Host]) -> String {
+        let (into, out) = [(true, true), (true, true), (true, false), (false, true)][self.rng.usize(0..4)];
+        let one = self.rng.u8(0..3) == 0;
+        let others: Vec<usize> = (0..hosts.len()).filter(|other| *other != victim).collect();
+        let only = self.rng.choice(&others).copied();
+        let hit = others.into_iter().filter(|other| !one || Some(*other) == only);
+        let pairs = hit.flat_map(|other| [(into, (other, victim)), (out, (victim, other))]);
+        let cuts: Vec<_> = pairs.filter(|(is_cut, _)| *is_cut).map(|(_, cut)| cut).collect();
+        world::with(|world| cuts.iter().for_each(|cut| world.net.cut(*cut)));
+        let long = self.long();
+        let ms = self.cure_in(long, Cure::Mend(cuts));
+        self.maybe_wait(ms);
+        let from = if one { "another" } else { "all others" };
+        format!("node {} is cut from {from} for {ms} ms (in {into}, out {out})", victim + 1)
+    }
+
+    fn still(&mut self, victim: usize, hosts: &mut [Host]) -> String {
+        let still = if self.rng.u8(0..3) == 0 { Still::Asleep } else { Still::Stopped };
+        hosts[victim].stand_still(still);
+        let long = self.long();
+        let ms = self.cure_in(long, Cure::GoOn(victim));
+        self.maybe_wait(ms);
+        format!("node {} is {still:?} for {ms} ms", victim + 1)
+    }
+
+    fn trouble(&mut self) -> String {
+        let (slow, lost) = (self.rng.u64(0..80), self.rng.u32(0..100));
+        world::with(|world| {
+            world.net.slow = Duration::from_millis(slow);
+            world.net.lost_per_mille = lost;
+        });
+        let ms = self.cure_in(300..2_000, Cure::Calm);
+        format!("packets take up to {slow} ms longer and {lost} of 1000 are lost, for {ms} ms")
+    }
+
+    fn break_connections(&mut self, victim: usize, hosts: &[Host]) -> String {
+        for other in 0..hosts.len() {
+            world::with(|world| world.net.break_between(victim, other));
+        }
+        format!("connections of node {} break", victim + 1)
+    }
+
+    fn slow_disk(&mut self, victim: usize) -> String {
+        let by = self.rng.u64(5..200);
+        world::with(|world| world.slow_disk(victim, Duration::from_millis(by)));
+        let ms = self.cure_in(500..3_000, Cure::FastDisk(victim));
+        format!("syncs of node {} take up to {by} ms longer for {ms} ms", victim + 1)
+    }
+
+    fn set_clock(&mut self, victim: usize) -> String {
+        let by = self.rng.i64(-3_600_000..3_600_000);
+        world::with(|world| world.set_clock(victim, by));
+        format!("the wall clock of node {} is set by {by} ms", victim + 1)
+    }
+
+    fn hand_over(&mut self, victim: usize, hosts: &[Host]) -> Option<String> {
+        let handle = hosts[victim].handle()?;
+        hosts[victim].spawn(async move {
+            handle.hand_over().await;
+        });
+        Some(format!("node {} hands over, if it leads", victim + 1))
+    }
+
+    fn compact(&mut self, victim: usize, hosts: &[Host]) -> Option<String> {
+        let handle = hosts[victim].handle()?;
+        hosts[victim].spawn(async move {
+            if let Err(error) = handle.compact().await {
+                tracing::info!(%error, "no snapshot");
+            }
+        });
+        Some(format!("node {} makes a snapshot and purges its log", victim + 1))
+    }
+
+    fn damage(&mut self, victim: usize, hosts: &mut [Host], shared: &Shared) -> Option<String> {
+        let damage = world::with(|world| world.disk(victim)).damage()?;
+        hosts[victim].end(End::Killed);
+        hosts[victim].start(Begin::Again, shared);
+        let place = damage.place();
+        self.cure_in(20..200, Cure::Repair(victim, damage));
+        Some(format!("the disk of node {} damages {place}", victim + 1))
+    }
+}
+
+/// The machine whose node leads, as most see it.
+pub fn leader(hosts: &[Host]) -> Option<usize> {
+    let known: Vec<NodeId> = hosts.iter().filter_map(|host| host.handle()?.status().leader).collect();
+    let most = known.iter().max_by_key(|node| known.iter().filter(|other| other == node).count())?;
+    hosts.iter().find(|host| host.handle().is_some_and(|handle| handle.node_id() == *most)).map(|host| host.number)
+}
