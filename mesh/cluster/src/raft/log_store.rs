@@ -9,7 +9,7 @@ use std::{
     io,
     ops::{Bound, RangeBounds},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
@@ -162,7 +162,7 @@ impl LogStore {
     /// # Errors
     /// When less than the reserve would be free.
     pub(crate) fn has_room_beside(&self, bytes: u64) -> Result<(), DiskFull> {
-        let Ok(Space { free, total, .. }) = self.0.disk.space(&self.0.dir) else { return Ok(()) };
+        let Some(Space { free, total, .. }) = self.fresh_space() else { return Ok(()) };
         let reserve = DISK_RESERVE_BYTES.min(total / DISK_RESERVE_PART);
         if free < reserve.saturating_add(bytes) {
             return Err(DiskFull { dir: self.0.dir.clone(), free, reserve });
@@ -188,15 +188,22 @@ impl LogStore {
 
     /// A disk that cannot say how much is free is taken to have room: the write itself will tell.
     fn space(&self) -> Option<Space> {
-        let mut known = self.0.space.lock().unwrap_or_else(PoisonError::into_inner);
-        match *known {
+        let known = *self.known_space();
+        match known {
             Some((at, space)) if at.elapsed() < SPACE_CHECK_EVERY => Some(space),
-            Some(_) | None => {
-                let space = self.0.disk.space(&self.0.dir).ok()?;
-                *known = Some((Instant::now(), space));
-                Some(space)
-            }
+            Some(_) | None => self.fresh_space(),
         }
+    }
+
+    /// What is free at this moment, which everyone knows from here on.
+    fn fresh_space(&self) -> Option<Space> {
+        let space = self.0.disk.space(&self.0.dir).ok()?;
+        *self.known_space() = Some((Instant::now(), space));
+        Some(space)
+    }
+
+    fn known_space(&self) -> MutexGuard<'_, Option<(Instant, Space)>> {
+        self.0.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The entries of a range that are in the log, the first of them at least and no more bytes than allowed. Cold ones
