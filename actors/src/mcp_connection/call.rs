@@ -11,8 +11,13 @@ use rmcp::{
     transport::streamable_http_client::StreamableHttpError,
 };
 use serde_json::Value;
-use std::{borrow::Cow, error::Error, sync::Arc, time::Duration};
-use tokio::{sync::watch, time::Instant};
+use std::{
+    borrow::Cow,
+    error::Error,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use towline_core::{Content, Metadata, Part, limits::MAX_PARTS};
 
@@ -61,7 +66,7 @@ async fn call_uncanceled(handle: &McpHandle, request: &CallRequest) -> Result<To
     let Ok(_slot) = handle.slots.acquire().await else {
         return Err(error("server_unavailable", format!("call {name}.{}: the connection is closed", request.tool)));
     };
-    let live_once = || live(handle.published.clone(), name, WAIT_FOR_SERVER, Patience::NextTry);
+    let live_once = || live(handle, WAIT_FOR_SERVER, Patience::NextTry);
     let connection = live_once().await?;
     let first = match attempt(handle, &connection, request).await {
         Ok(result) => return result,
@@ -112,6 +117,8 @@ async fn attempt(
     }
     let never_arrived = never_arrived(&service_error);
     error.may_have_happened = !never_arrived;
+    // The actor learns of it in its turn; until then no other call goes that way.
+    handle.broken.fetch_max(live.generation, Ordering::Relaxed);
     let suspicion = ConnectionMsg::Suspect { generation: live.generation, reason: error.message.clone() };
     // A stopped actor has nothing to reconnect.
     let _ = handle.actor.cast(suspicion);
@@ -175,18 +182,14 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// Waits for a connection that stands.
-pub(super) async fn live(
-    mut published: watch::Receiver<Published>,
-    name: &str,
-    within: Duration,
-    patience: Patience,
-) -> Result<Arc<Live>, CallError> {
+/// Waits for a connection that stands, and is none that a call has seen break.
+pub(super) async fn live(handle: &McpHandle, within: Duration, patience: Patience) -> Result<Arc<Live>, CallError> {
+    let (mut published, name) = (handle.published.clone(), &handle.config.name);
     let deadline = Instant::now() + within;
     loop {
         let phase = published.borrow_and_update().phase.clone();
         match phase {
-            Phase::Ready(live) => return Ok(live),
+            Phase::Ready(live) if live.generation > handle.broken.load(Ordering::Relaxed) => return Ok(live),
             Phase::Waiting { reason, next_try } => {
                 let wait = next_try.saturating_duration_since(std::time::Instant::now());
                 let over = Instant::now() >= deadline || (patience == Patience::NextTry && wait > SOON);
@@ -194,8 +197,10 @@ pub(super) async fn live(
                     return Err(unavailable(name, &format!("{reason}; next try in {:.1} s", wait.as_secs_f32())));
                 }
             }
-            Phase::Connecting if Instant::now() >= deadline => return Err(unavailable(name, "it is still connecting")),
-            Phase::Connecting => {}
+            Phase::Ready(_) | Phase::Connecting if Instant::now() >= deadline => {
+                return Err(unavailable(name, "it is still connecting"));
+            }
+            Phase::Ready(_) | Phase::Connecting => {}
         }
         if let Ok(Err(_)) = tokio::time::timeout_at(deadline, published.changed()).await {
             return Err(unavailable(name, "the connection is closed"));

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{
     borrow::Cow,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -162,6 +162,8 @@ pub struct McpHandle {
     actor: ActorRef<ConnectionMsg>,
     published: watch::Receiver<Published>,
     slots: Arc<Semaphore>,
+    /// The last connection that a call has seen break, by its generation.
+    broken: Arc<AtomicU64>,
 }
 
 impl McpHandle {
@@ -177,7 +179,8 @@ impl McpHandle {
             Some(supervisor) => Actor::spawn_linked(None, ConnectionActor, arguments, supervisor).await?,
             None => Actor::spawn(None, ConnectionActor, arguments).await?,
         };
-        Ok(Self { config, actor, published, slots: Arc::new(Semaphore::new(MAX_CALLS)) })
+        let (slots, broken) = (Arc::new(Semaphore::new(MAX_CALLS)), Arc::default());
+        Ok(Self { config, actor, published, slots, broken })
     }
 
     /// The server's name in the configuration.
@@ -214,7 +217,7 @@ impl McpHandle {
     /// # Errors
     /// The reason, when it is not ready in time.
     pub async fn ready(&self, within: Duration) -> Result<(), CallError> {
-        call::live(self.published.clone(), &self.config.name, within, call::Patience::WholeTime).await.map(|_| ())
+        call::live(self, within, call::Patience::WholeTime).await.map(|_| ())
     }
 
     /// Calls a tool. An error that the tool reports is an answer ([`ToolResult::is_error`]).

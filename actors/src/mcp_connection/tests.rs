@@ -242,6 +242,20 @@ async fn a_crash_in_a_call_is_told_and_the_server_comes_back() {
 }
 
 #[tokio::test]
+async fn no_call_goes_over_a_connection_that_another_has_seen_break() {
+    let handle = connected(stdio(child_command())).await;
+    let Phase::Ready(before) = handle.published.borrow().phase.clone() else { unreachable!() };
+    call(&handle, "crash").await.unwrap_err();
+    let after = call::live(&handle, Duration::from_secs(10), call::Patience::WholeTime).await.unwrap();
+    assert!(after.generation > before.generation, "the connection that broke was given again");
+
+    handle.broken.store(after.generation, std::sync::atomic::Ordering::Relaxed);
+    let refused = call::live(&handle, Duration::from_millis(50), call::Patience::WholeTime).await;
+    assert_eq!(refused.err().map(|error| error.error_type), Some("server_unavailable".into()));
+    handle.stop().await;
+}
+
+#[tokio::test]
 async fn a_server_that_cannot_start_is_down_with_a_reason_and_a_next_try() {
     let handle = McpHandle::spawn(stdio(vec!["/nonexistent/server".into()]), None).await.unwrap();
     let mut published = handle.published.clone();
