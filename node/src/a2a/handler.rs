@@ -17,8 +17,8 @@ use towline_core::{
 use towline_trace::{Kind, Span, names};
 
 use super::{
-    A2aSettings, blobs,
-    envelope::Call,
+    A2aSettings, Binding, blobs,
+    call::Call,
     principal::Caller,
     stream::{AtInput, TaskStream, may_subscribe},
 };
@@ -33,6 +33,8 @@ pub(super) struct Asked<'a> {
     pub agent: Option<&'a str>,
     /// Who asks.
     pub caller: Caller,
+    /// Over which binding.
+    pub binding: Binding,
     /// The request.
     pub call: Call,
     /// The `Last-Event-ID` header.
@@ -126,10 +128,7 @@ pub(super) async fn handle(
     metadata_trace: Option<TraceContext>,
 ) -> Result<Outcome, WireError> {
     let method = Method::named(&asked.call.method)?;
-    let agent = match asked.agent {
-        None => settings.front_door.clone(),
-        Some(name) => name.parse().map_err(|error| convert::Field::new("agent", format!("{error}")))?,
-    };
+    let agent = named_agent(&asked)?.unwrap_or_else(|| settings.front_door.clone());
     let mut span = method_span(&asked, method);
     if let Some(other) = metadata_trace {
         span.link(other, names::link::METADATA);
@@ -183,6 +182,23 @@ impl Method {
     }
 }
 
+/// The agent that is asked: the path names it or, where a binding has no path of its own, the tenant that a client echoes from
+/// the agent's card. None is the front door.
+fn named_agent(asked: &Asked<'_>) -> Result<Option<AgentName>, WireError> {
+    let tenant = asked.call.params.get("tenant").and_then(Value::as_str).filter(|tenant| !tenant.is_empty());
+    let (field, name) = match (asked.agent, tenant) {
+        (Some(agent), Some(tenant)) if agent != tenant => {
+            let problem = format!("is {:?}, and the path names another agent", towline_a2a::shortened(tenant));
+            return Err(convert::Field::new("tenant", problem).into());
+        }
+        (Some(agent), _) => ("agent", agent),
+        (None, Some(tenant)) => ("tenant", tenant),
+        (None, None) => return Ok(None),
+    };
+    let name = name.parse().map_err(|error| convert::Field::new(field, format!("{error}")))?;
+    Ok(Some(name))
+}
+
 /// Turns a request into a decision. Pure: the same request and the same ids make the same decision.
 pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh: Fresh) -> Result<Decision, WireError> {
     let params = asked.call.params.clone();
@@ -208,7 +224,7 @@ pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh:
         }
         Method::ListTasks => {
             let mut request = convert::list_request(params)?;
-            request.filter.agent = asked.agent.is_some().then_some(agent);
+            request.filter.agent = named_agent(asked)?;
             Ok(Decision::Reply(Query::List(request, consistency)))
         }
         Method::CancelTask => {
@@ -402,8 +418,8 @@ fn stream(
     at_input: AtInput,
 ) -> Outcome {
     let principal = asked.caller.principal.clone();
-    let id = asked.call.id.clone();
-    Outcome::Stream(Box::new(TaskStream::new(Arc::clone(settings), principal, task, id, after, at_input)))
+    let binding = asked.binding.clone();
+    Outcome::Stream(Box::new(TaskStream::new(Arc::clone(settings), principal, task, binding, after, at_input)))
 }
 
 fn method_span(asked: &Asked<'_>, method: Method) -> Span {
@@ -420,10 +436,9 @@ fn method_span(asked: &Asked<'_>, method: Method) -> Span {
     let mut span = Span::child(name, Kind::Server, &asked.http);
     span.set(names::A2A_METHOD_NAME, name);
     span.set(names::A2A_PROTOCOL_VERSION, towline_a2a::PROTOCOL_VERSION);
-    span.set(
-        names::JSONRPC_REQUEST_ID,
-        asked.call.id.as_str().map_or_else(|| asked.call.id.to_string(), str::to_owned),
-    );
+    if let Binding::JsonRpc { id } = &asked.binding {
+        span.set(names::JSONRPC_REQUEST_ID, id.as_str().map_or_else(|| id.to_string(), str::to_owned));
+    }
     if let Some(message) = asked.call.params.get("message")
         && let Some(id) = message.get("messageId").and_then(Value::as_str)
     {

@@ -2,7 +2,8 @@
 //!
 //! A stream holds no queue. It remembers the index of the last event that it sent and reads what follows from the
 //! replicated state, a page at a time, so a slow client costs one page and a lost wake-up costs nothing. Each frame is a
-//! JSON-RPC answer around a `StreamResponse`; its SSE id is the event's index.
+//! `StreamResponse`, in JSON-RPC inside an answer; its SSE id is the event's index. Over gRPC the same stream is read
+//! item by item.
 //!
 //! | the client knows event n | it is sent |
 //! |---|---|
@@ -29,7 +30,7 @@ use towline_a2a::{
 use towline_cluster::TaskWatch;
 use towline_core::{Event, EventKind, Part, Principal, Task, TaskId, TaskState};
 
-use super::{A2aSettings, blobs, envelope::envelope};
+use super::{A2aSettings, Binding, blobs, jsonrpc::envelope};
 
 /// How often a silent stream shows that it is alive, so that proxies and clients do not take it for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -109,13 +110,20 @@ pub(super) struct TaskStream {
     settings: Arc<A2aSettings>,
     principal: Principal,
     task: TaskId,
-    /// Id of the JSON-RPC request.
-    id: Value,
+    binding: Binding,
     at_input: AtInput,
     watch: TaskWatch,
     after: Option<u64>,
     sent: Sent,
     page: VecDeque<(u64, Answer)>,
+}
+
+/// What a stream says next.
+pub(super) enum Item {
+    /// An event, or the task as it stands, and the index of the last event in it.
+    Event(u64, Value),
+    /// It is alive, and has nothing to say.
+    Silence,
 }
 
 enum Page {
@@ -129,16 +137,16 @@ impl TaskStream {
         settings: Arc<A2aSettings>,
         principal: Principal,
         task: TaskId,
-        id: Value,
+        binding: Binding,
         after: Option<u64>,
         at_input: AtInput,
     ) -> Self {
         let watch = settings.cluster.watch_task(task);
-        Self { settings, principal, task, id, at_input, watch, after, sent: Sent::Nothing, page: VecDeque::new() }
+        Self { settings, principal, task, binding, at_input, watch, after, sent: Sent::Nothing, page: VecDeque::new() }
     }
 
-    /// The next bytes; none at the end.
-    async fn next(&mut self) -> Option<Bytes> {
+    /// What it says next; none at the end.
+    pub(super) async fn next(&mut self) -> Option<Item> {
         loop {
             if let Some((index, mut answer)) = self.page.pop_front() {
                 if let Err(error) = blobs::show(&self.settings, &mut answer).await {
@@ -147,10 +155,10 @@ impl TaskStream {
                     if self.is_stopping_within(CONTENT_PAUSE).await {
                         return None;
                     }
-                    return Some(Bytes::from_static(b": keep-alive\n\n"));
+                    return Some(Item::Silence);
                 }
                 self.after = Some(index);
-                return frame(&self.id, index, &answer);
+                return encoded(index, &answer);
             }
             match self.read_page() {
                 Page::Frames(frames, kind) => {
@@ -162,7 +170,7 @@ impl TaskStream {
                     tokio::select! {
                         () = self.watch.changed() => {}
                         () = self.settings.stopping.cancelled() => return None,
-                        () = tokio::time::sleep(KEEP_ALIVE) => return Some(Bytes::from_static(b": keep-alive\n\n")),
+                        () = tokio::time::sleep(KEEP_ALIVE) => return Some(Item::Silence),
                     }
                 }
             }
@@ -185,7 +193,8 @@ impl TaskStream {
 impl IntoResponse for TaskStream {
     fn into_response(self) -> Response {
         let frames = futures::stream::unfold(self, |mut stream| async move {
-            let bytes = stream.next().await?;
+            let item = stream.next().await?;
+            let bytes = frame(&stream.binding, item);
             Some((Ok::<_, std::convert::Infallible>(bytes), stream))
         });
         let headers = [
@@ -232,18 +241,24 @@ fn size(event: &Event) -> usize {
     }
 }
 
-/// One server-sent event. JSON text has no line breaks, so its data is one line.
-fn frame(id: &Value, index: u64, answer: &Answer) -> Option<Bytes> {
+fn encoded(index: u64, answer: &Answer) -> Option<Item> {
     match answer.encode() {
-        Ok(result) => {
-            let data = envelope(id.clone(), "result", result);
-            Some(Bytes::from(format!("id: {index}\ndata: {data}\n\n")))
-        }
+        Ok(event) => Some(Item::Event(index, event)),
         Err(error) => {
             tracing::error!(%error, index, "encode an event");
             None
         }
     }
+}
+
+/// One server-sent event. JSON text has no line breaks, so its data is one line.
+fn frame(binding: &Binding, item: Item) -> Bytes {
+    let (index, data) = match (item, binding) {
+        (Item::Silence, _) => return Bytes::from_static(b": keep-alive\n\n"),
+        (Item::Event(index, event), Binding::JsonRpc { id }) => (index, envelope(id.clone(), "result", event)),
+        (Item::Event(index, event), Binding::HttpJson | Binding::Grpc) => (index, event),
+    };
+    Bytes::from(format!("id: {index}\ndata: {data}\n\n"))
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ use towline_core::{
 
 use super::*;
 
+mod bindings;
+
 /// A wait of a test: far above what is measured, since machines are busy.
 const PATIENCE: Duration = Duration::from_secs(30);
 

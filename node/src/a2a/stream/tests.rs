@@ -103,12 +103,13 @@ fn a_page_is_bounded_in_bytes_but_never_empty() {
 
 /// What a client sees that reads until the stream is over or waits.
 fn read_all(task: &Task, mut after: Option<u64>) -> Vec<u64> {
+    let binding = Binding::JsonRpc { id: Value::from(1) };
     let mut seen = Vec::new();
     let mut sent = Sent::Nothing;
     while let Page::Frames(frames, kind) = page(task, after, sent, AtInput::EndsAfterItsEvent) {
         sent = kind;
         for (index, answer) in frames {
-            let text = String::from_utf8(frame(&Value::from(1), index, &answer).unwrap().to_vec()).unwrap();
+            let text = String::from_utf8(frame(&binding, encoded(index, &answer).unwrap()).to_vec()).unwrap();
             assert!(text.starts_with(&format!("id: {index}\ndata: {{")), "{text}");
             assert!(text.ends_with("}\n\n") && text.lines().count() == 3, "{text}");
             after = Some(index);
