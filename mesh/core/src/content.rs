@@ -152,9 +152,9 @@ pub struct Artifact {
 }
 
 impl Artifact {
-    /// All text parts, joined by line breaks.
+    /// All text parts, one right after the other: the chunks of a stream stay parts on servers that do not join them.
     pub fn text(&self) -> String {
-        join_text(&self.parts)
+        texts(&self.parts).collect()
     }
 
     /// Appends the parts of a chunk. A text part that follows plain text extends it, so that concatenating the chunks
@@ -178,12 +178,26 @@ impl Artifact {
 }
 
 fn join_text(parts: &[Part]) -> String {
-    let texts: Vec<&str> = parts
-        .iter()
-        .filter_map(|part| match &part.content {
-            Content::Text(text) => Some(text.as_str()),
-            Content::Raw(_) | Content::Url(_) | Content::Data(_) | Content::Blob(_) => None,
-        })
-        .collect();
-    texts.join("\n")
+    texts(parts).collect::<Vec<_>>().join("\n")
+}
+
+fn texts(parts: &[Part]) -> impl Iterator<Item = &str> {
+    parts.iter().filter_map(|part| match &part.content {
+        Content::Text(text) => Some(text.as_str()),
+        Content::Raw(_) | Content::Url(_) | Content::Data(_) | Content::Blob(_) => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chunks_of_an_artifact_are_one_text_and_the_parts_of_a_message_are_lines() {
+        let parts = vec![Part::text("A rope is "), Part::data(serde_json::json!(1)), Part::text("a line.")];
+        let artifact =
+            Artifact { artifact_id: "a".into(), name: None, description: None, parts, metadata: Metadata::new() };
+        assert_eq!(artifact.text(), "A rope is a line.");
+        assert_eq!(join_text(&artifact.parts), "A rope is \na line.");
+    }
 }
