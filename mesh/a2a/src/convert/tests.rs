@@ -210,7 +210,17 @@ fn a_card_declares_streaming_and_nothing_that_is_not_there() {
         placement: Placement::EveryNode,
         tags: Vec::new(),
     };
-    let raw = card("reader", "Reads.", "http://127.0.0.1:7420/agents/reader", "0.1.0", &[agent]).unwrap();
+    let endpoints = Endpoints {
+        json_rpc: "http://127.0.0.1:7420/agents/reader".into(),
+        http_json: "http://127.0.0.1:7420/agents/reader/rest".into(),
+        grpc: Some("127.0.0.1:7420".into()),
+        tenant: Some("reader".into()),
+    };
+    let raw = card("reader", "Reads.", endpoints, "0.1.0", &[agent]).unwrap();
+    let interfaces = raw["supportedInterfaces"].as_array().unwrap();
+    let said = |face: &Value| (face["protocolBinding"].clone(), face["url"].clone(), face.get("tenant").cloned());
+    assert_eq!(said(&interfaces[1]), (json!("HTTP+JSON"), json!("http://127.0.0.1:7420/agents/reader/rest"), None));
+    assert_eq!(said(&interfaces[2]), (json!("GRPC"), json!("127.0.0.1:7420"), Some(json!("reader"))));
     assert_eq!(raw["capabilities"]["streaming"], json!(true));
     assert_eq!(raw["capabilities"]["pushNotifications"], json!(false));
     assert_eq!(raw["skills"][0]["tags"].as_array().map(Vec::len), Some(1), "required, so never empty");
