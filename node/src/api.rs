@@ -159,16 +159,17 @@ async fn mcp(State(api): State<Arc<Api>>) -> Response {
 
 async fn task(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Response, ApiError> {
     let id = task_id(&id)?;
-    let task = api.cluster.read(|state| state.task(id).cloned()).await?;
-    task.map(|task| Json(task).into_response()).ok_or_else(|| unknown_task(id))
+    let task = api.cluster.task(id).await?;
+    task.map(|task| Json(task.as_ref()).into_response()).ok_or_else(|| unknown_task(id))
 }
 
 async fn trace(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Response, ApiError> {
     let id = task_id(&id)?;
-    let found = api.cluster.read(|state| state.task(id).map(|task| task.trace)).await?;
-    let context = found.ok_or_else(|| unknown_task(id))?;
+    let found = api.cluster.task(id).await?;
+    let context = found.ok_or_else(|| unknown_task(id))?.trace;
     let mut spans = api.cluster.spans(context.trace_id).await;
-    spans.extend(api.cluster.local(|state| recovered_spans::fill(state, id, &spans)));
+    let family = recovered_spans::family(&api.cluster, id).await;
+    spans.extend(api.cluster.local(|state| recovered_spans::fill(state, id, &family, &spans)));
     let sampled = context.sampled;
     Ok(Json(json!({ "trace_id": context.trace_id_hex(), "sampled": sampled, "spans": spans })).into_response())
 }

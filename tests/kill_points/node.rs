@@ -19,6 +19,8 @@ const TEXT_BYTES: usize = 4_000_000;
 const SMALL: usize = 12;
 /// A file that comes with the small ones lies beside the log.
 const FILE_BYTES: usize = 2_000_000;
+/// So many of the small ones are over when the others come, half of them in the archive before the first large one.
+const FINISHED: usize = 8;
 /// More than one segment, so that a snapshot lets one be removed.
 const TASKS: usize = 32;
 
@@ -64,6 +66,7 @@ async fn start(data: PathBuf) -> Cluster {
 
 async fn serve(data: PathBuf) {
     let cluster = start(data).await;
+    let mut tasks = Vec::new();
     for number in 0..TASKS {
         let task = TaskId::from_uuid(uuid::Uuid::now_v7());
         println!("sent {task}");
@@ -71,9 +74,25 @@ async fn serve(data: PathBuf) {
         let submission = submission(&cluster, task, text, number < SMALL).await;
         cluster.handle().propose(submission, None).await.unwrap();
         println!("acked {task}");
+        tasks.push(task);
+        if number == SMALL {
+            finish(&cluster, &tasks[..FINISHED / 2]).await;
+        }
     }
+    finish(&cluster, &tasks[FINISHED / 2..FINISHED]).await;
     cluster.handle().compact().await.unwrap();
     cluster.shutdown().await;
+}
+
+/// Ends tasks and sends them to the archive, which is written behind the log.
+async fn finish(cluster: &Cluster, tasks: &[TaskId]) {
+    let handle = cluster.handle();
+    for task in tasks {
+        let command = Command::Cancel { task: *task };
+        handle.propose(Proposal { by: Principal::Operator, command }, None).await.unwrap();
+    }
+    let command = Command::Archive { tasks: tasks.to_vec() };
+    handle.propose(Proposal { by: Principal::Node(handle.node_id()), command }, None).await.unwrap();
 }
 
 async fn check(data: PathBuf) {
@@ -81,9 +100,10 @@ async fn check(data: PathBuf) {
     let handle = cluster.handle();
     let held = handle.read(|state| {
         let tasks = (0..=u8::MAX).flat_map(|shard| state.tasks_in(VShard(shard)));
-        tasks.map(|task| task.id).collect::<Vec<TaskId>>()
+        tasks.map(|task| task.id).chain(state.stubs().map(|(task, _)| task)).collect::<Vec<TaskId>>()
     });
     for task in held.await.unwrap() {
+        assert_eq!(handle.local_task(task).await.unwrap().unwrap().id, task);
         println!("has {task}");
     }
     for (hash, length) in handle.local(|state| state.named_blobs().collect::<Vec<_>>()) {

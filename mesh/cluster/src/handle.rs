@@ -732,5 +732,6 @@ fn command_name(command: &Command) -> &'static str {
         Command::Sweep => "Sweep",
         Command::Upload { .. } => "Upload",
         Command::Note { .. } => "Note",
+        Command::Archive { .. } => "Archive",
     }
 }

@@ -193,7 +193,8 @@ fn makes_work(logged: &LoggedProposal) -> bool {
         | Command::Drain { .. }
         | Command::Undrain { .. }
         | Command::AssignPending
-        | Command::Sweep => false,
+        | Command::Sweep
+        | Command::Archive { .. } => false,
         Command::Submit(_)
         | Command::Continue { .. }
         | Command::Found { .. }

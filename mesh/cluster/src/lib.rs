@@ -18,6 +18,7 @@ mod credentials;
 mod enrolment;
 mod error;
 mod fences;
+mod finished;
 #[cfg(test)]
 mod format_tests;
 #[doc(hidden)]
@@ -133,6 +134,9 @@ impl Cluster {
         tasks.spawn(reconcile::run(handle.clone()));
         tasks.spawn(health::watch(handle.clone()));
         tasks.spawn(blobs::run(handle.clone()));
+        tasks.spawn(finished::write_out(handle.clone()));
+        tasks.spawn(finished::archive_ended(handle.clone()));
+        tasks.spawn(finished::mend(handle.clone()));
         tasks.spawn(keeper::keep_roster(handle.clone(), Arc::clone(&folder)));
         tasks.spawn(keeper::keep_certificate(handle.clone(), Arc::clone(&folder)));
         let cluster = Cluster { handle, tls, tasks, folder };
@@ -148,7 +152,7 @@ impl Cluster {
     /// The gRPC services of the peer listener. No fallback is set.
     pub fn peer_routes(&self) -> axum::Router {
         let admission = Admission::to(self.handle.clone());
-        let raft = RaftServer::new(RaftService::new(self.handle.leadership().raft().clone()))
+        let raft = RaftServer::new(RaftService::new(self.handle.clone()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let peer = PeerServer::new(PeerService::new(self.handle.clone()))

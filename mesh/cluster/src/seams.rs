@@ -47,6 +47,17 @@ pub trait Machine: Send + Sync + 'static {
     fn disk(&self) -> Arc<dyn Disk>;
     /// How long the disk takes from the next write of the log until it is durable.
     fn sync_takes(&self) -> Duration;
+    /// How long the record of a task that has ended stays in memory.
+    fn archive_after(&self) -> Duration {
+        ARCHIVE_AFTER
+    }
+}
+
+const ARCHIVE_AFTER: Duration = Duration::from_millis(towline_core::limits::ARCHIVE_AFTER_MS);
+
+/// How long the record of a task that has ended stays in memory.
+pub(crate) fn archive_after() -> Duration {
+    simulated().map_or(ARCHIVE_AFTER, Machine::archive_after)
 }
 
 static SIMULATED: OnceLock<Box<dyn Machine>> = OnceLock::new();

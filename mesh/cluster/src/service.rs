@@ -9,7 +9,7 @@ use towline_trace::{Kind, Span, names};
 use uuid::Uuid;
 
 use crate::{
-    blobs,
+    blobs, finished,
     handle::{ClusterHandle, TRACEPARENT},
     leader::{ReadIndex, Written},
     peers::{self, Caller},
@@ -145,6 +145,12 @@ impl v1::peer_server::Peer for PeerService {
         Ok(Response::new(blobs::missing(&self.cluster)))
     }
 
+    type FinishedStream = finished::ChunkStream;
+
+    async fn finished(&self, request: Request<v1::FinishedRequest>) -> Result<Response<Self::FinishedStream>, Status> {
+        finished::serve(self.cluster.finished().clone(), request.into_inner()).map(Response::new)
+    }
+
     async fn members(&self, _: Request<v1::MembersRequest>) -> Result<Response<v1::Roster>, Status> {
         Ok(Response::new(self.cluster.roster().members().to_proto()))
     }
@@ -180,7 +186,7 @@ fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
     }
     match &proposal.command {
         Command::NodeLost { node, .. } => *node == caller,
-        Command::Found { .. } | Command::AssignPending | Command::Sweep => false,
+        Command::Found { .. } | Command::AssignPending | Command::Sweep | Command::Archive { .. } => false,
         Command::Submit(_)
         | Command::Continue { .. }
         | Command::Cancel { .. }

@@ -48,6 +48,12 @@ pub struct ClusterStatus {
     /// How many of them this node does not hold yet, when it looked last.
     #[serde(default)]
     pub contents_missing: usize,
+    /// How many finished tasks have their records in the archive.
+    #[serde(default)]
+    pub archived: usize,
+    /// How many of these records this node does not have, when it looked last.
+    #[serde(default)]
+    pub archived_missing: usize,
     /// What a change of the voters waits for, if it waits for the content of tasks; only the leader knows.
     #[serde(default)]
     pub waits_for_content: Option<String>,
@@ -144,6 +150,8 @@ pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
         late_results: cluster.local(towline_core::State::late_results),
         contents: cluster.local(towline_core::State::named_blob_count),
         contents_missing: cluster.blobs().missing(),
+        archived: cluster.local(towline_core::State::archived_count),
+        archived_missing: cluster.finished().missing_count(),
         waits_for_content: cluster.blobs().waiting(),
         certificate_trouble: cluster.trouble().get(),
     }

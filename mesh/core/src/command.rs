@@ -137,6 +137,11 @@ pub enum Command {
         /// Orders the words about one key: one that is not above what the key has seen changes nothing.
         version: u64,
     },
+    /// Records of tasks that have ended leave the state for the archive of each node.
+    Archive {
+        /// The tasks; those that have not ended, or are not here, stay as they are.
+        tasks: Vec<TaskId>,
+    },
 }
 
 /// What a command did.

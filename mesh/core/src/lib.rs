@@ -13,6 +13,7 @@
 
 mod agent;
 mod blob;
+mod chunked;
 mod command;
 mod content;
 mod digest;
@@ -51,6 +52,6 @@ pub use lease::{Epoch, Lease, Stamp, Timestamp};
 pub use node::{Draining, Node, NodeAddresses, NodeHealth};
 pub use note::Note;
 pub use principal::Principal;
-pub use state::{Founder, ListFilter, State, TaskPage};
+pub use state::{Founder, ListFilter, Listing, Record, Row, State, Stub, TaskPage};
 pub use task::{Adoption, OwnerReport, OwnerWord, ParentLink, Submission, Task, TaskState, TaskStatus, Turn};
 pub use trace_context::{InvalidTraceContext, TraceContext};

@@ -25,8 +25,18 @@ pub const MAX_LEASED_PER_NODE: usize = 5_000;
 /// whole.
 pub const MAX_PAGE_BYTES: usize = 8 * 1024 * 1024;
 
-/// Terminal tasks kept for reading. The oldest go first; see [`TERMINAL_RETENTION_MS`].
-pub const MAX_TERMINAL_TASKS: usize = 20_000;
+/// Terminal tasks kept for reading. The oldest go first; see [`TERMINAL_RETENTION_MS`]. Each costs every node a few hundred
+/// bytes of memory, and its record on disk.
+pub const MAX_TERMINAL_TASKS: usize = 1_000_000;
+
+/// Terminal tasks whose records are in memory: beyond it they go to the archive at once, as fast as entries take them.
+pub const MAX_ENDED_IN_MEMORY: usize = 20_000;
+
+/// How long the record of a terminal task stays in memory: its client reads it mostly within seconds.
+pub const ARCHIVE_AFTER_MS: u64 = 30_000;
+
+/// Tasks that one entry sends to the archive: it bounds the time of one `apply`.
+pub const MAX_ARCHIVED_PER_ENTRY: usize = 256;
 
 /// How long a terminal task stays readable: a week.
 pub const TERMINAL_RETENTION_MS: u64 = 7 * 24 * 3600 * 1000;

@@ -26,11 +26,13 @@ pub enum Mutant {
     ChunkAppendedOnRerun,
     /// A task that waits for its children keeps its permit.
     PermitKeptWhileWaiting,
+    /// A snapshot is installed without the archive that belongs to it.
+    ArchiveMissingFromSnapshot,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 10] = [
+    pub const ALL: [Mutant; 11] = [
         Mutant::AckBeforeFsync,
         Mutant::EpochCheckOff,
         Mutant::LeaderRestoreOn,
@@ -41,6 +43,7 @@ impl Mutant {
         Mutant::TailCutInSyncedData,
         Mutant::ChunkAppendedOnRerun,
         Mutant::PermitKeptWhileWaiting,
+        Mutant::ArchiveMissingFromSnapshot,
     ];
 
     /// Its name on the command line.
@@ -56,6 +59,7 @@ impl Mutant {
             Mutant::TailCutInSyncedData => "tail-cut-in-synced-data",
             Mutant::ChunkAppendedOnRerun => "chunk-appended-on-rerun",
             Mutant::PermitKeptWhileWaiting => "permit-kept-while-waiting",
+            Mutant::ArchiveMissingFromSnapshot => "archive-missing-from-snapshot",
         }
     }
 }

@@ -20,10 +20,13 @@ mod blobs;
 mod dedup;
 mod doubt;
 mod enrolment;
+mod finished;
 mod members;
 
 use blobs::Named;
 use dedup::{Expiring, Sent};
+use finished::Archived;
+pub use finished::{Listing, Record, Row, Stub, TaskPage};
 
 type TaskKey = (VShard, TaskId);
 
@@ -56,13 +59,16 @@ pub struct State {
     expiring: BTreeSet<Expiring>,
     #[serde(default)]
     late_results: u64,
-    /// Terminal tasks by the time they ended, for the sweep.
+    /// Terminal tasks whose records are here, by the time they ended.
     ended: BTreeSet<(Timestamp, TaskId)>,
     #[serde(default, skip_serializing_if = "Notes::is_empty")]
     notes: Notes,
     /// What lies in the blob store.
     #[serde(default, skip_serializing_if = "Named::is_empty")]
     named: Named,
+    /// Terminal tasks whose records are in the archive.
+    #[serde(default, skip_serializing_if = "Archived::is_empty")]
+    archived: Archived,
     last: Stamp,
 }
 
@@ -90,17 +96,6 @@ pub struct ListFilter {
     pub agent: Option<AgentName>,
     /// Go on behind this position: status time and id of the last task of the page before.
     pub after: Option<(Timestamp, TaskId)>,
-}
-
-/// One page of a listing, newest status first.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TaskPage<'a> {
-    /// The tasks.
-    pub tasks: Vec<&'a Task>,
-    /// Where the next page goes on, if there is one.
-    pub next: Option<(Timestamp, TaskId)>,
-    /// How many tasks the filter selects on all pages.
-    pub total: usize,
 }
 
 impl State {
@@ -142,6 +137,7 @@ impl State {
             Command::Note { key, value, version } => {
                 self.notes.put(key, Note { value, version }).map(|()| done(Vec::new()))
             }
+            Command::Archive { tasks } => self.archive(&tasks),
         }
     }
 
@@ -155,9 +151,9 @@ impl State {
         self.founder.unwrap_or(FOUNDER)
     }
 
-    /// How many tasks there are, ended ones too.
+    /// How many tasks there are, ended and archived ones too.
     pub fn task_count(&self) -> usize {
-        self.tasks.len()
+        self.tasks.len() + self.archived.len()
     }
 
     /// Makes this state that of another cluster, founded by one new node: tasks and what is known of their messages stay,
@@ -214,7 +210,7 @@ impl State {
         self.agents.values().filter(move |agent| agent.placed.contains(&node))
     }
 
-    /// A task, whoever owns it: for the node that runs it.
+    /// A task, whoever owns it: for the node that runs it. None also when its record is in the archive.
     pub fn task(&self, id: TaskId) -> Option<&Task> {
         self.tasks.get(&key(id)).map(Arc::as_ref)
     }
@@ -234,7 +230,7 @@ impl State {
         self.leased.get(&node).map_or(0, BTreeSet::len)
     }
 
-    /// The tasks that a task delegated to agents of this mesh.
+    /// The tasks that a task delegated to agents of this mesh, without those that are in the archive.
     pub fn children_of(&self, task: TaskId) -> impl Iterator<Item = &Task> {
         self.children.get(&task).into_iter().flatten().filter_map(|id| self.task(*id))
     }
@@ -264,8 +260,8 @@ impl State {
 
     /// Whether a sweep would remove something at this time.
     pub fn has_sweepable(&self, now: Timestamp) -> bool {
-        self.ended.len() > limits::MAX_TERMINAL_TASKS
-            || self.ended.first().is_some_and(|(at, _)| now.0.saturating_sub(at.0) > limits::TERMINAL_RETENTION_MS)
+        self.terminal_count() > limits::MAX_TERMINAL_TASKS
+            || self.oldest_ended().is_some_and(|(at, _)| now.0.saturating_sub(at.0) > limits::TERMINAL_RETENTION_MS)
             || self.has_expired_messages(now)
             || self.has_expired_uploads(now)
             || self.tokens.values().any(|token| token_is_over(token, now))
@@ -287,39 +283,6 @@ impl State {
         self.tasks.values().map(Arc::as_ref)
     }
 
-    /// One page of the tasks that a principal may see, newest status first.
-    pub fn list(&self, by: &Principal, filter: &ListFilter, page_size: usize) -> TaskPage<'_> {
-        self.list_within(by, filter, page_size, |_| 0)
-    }
-
-    /// [`State::list`], and a page ends early before the task with which it would exceed [`limits::MAX_PAGE_BYTES`] of
-    /// what `weigh` says is shown of each. The first one is always on it.
-    pub fn list_within(
-        &self,
-        by: &Principal,
-        filter: &ListFilter,
-        page_size: usize,
-        weigh: impl Fn(&Task) -> usize,
-    ) -> TaskPage<'_> {
-        let mut selected: Vec<&Task> =
-            self.all_tasks().filter(|task| task.owner == *by.owner() && filter.selects(task)).collect();
-        selected.sort_unstable_by_key(|task| std::cmp::Reverse((task.status.at, task.id)));
-        let total = selected.len();
-        let start = filter.after.map_or(0, |after| selected.partition_point(|task| (task.status.at, task.id) >= after));
-        let mut tasks: Vec<&Task> = Vec::new();
-        let mut bytes = 0;
-        for task in selected.iter().skip(start).take(page_size) {
-            bytes += weigh(task);
-            if bytes > limits::MAX_PAGE_BYTES && !tasks.is_empty() {
-                break;
-            }
-            tasks.push(task);
-        }
-        let more = start + tasks.len() < total;
-        let next = tasks.last().filter(|_| more).map(|task| (task.status.at, task.id));
-        TaskPage { tasks, next, total }
-    }
-
     fn submit(&mut self, by: Principal, submission: Submission, stamp: Stamp) -> Result<Applied, Rejection> {
         if let Some(task) = self.sent_before(&by, &submission.message, Some(&submission.agent), stamp.at)? {
             return Ok(Applied { reply: Reply::Submitted { task, created: false }, effects: Vec::new() });
@@ -335,10 +298,10 @@ impl State {
             return Err(Rejection::TooManyHops { limit: limits::MAX_HOPS });
         }
         if let Some(parent) = &submission.parent
-            && let Some(parent) = self.task(parent.task)
-            && parent.status.state.is_terminal()
+            && let Some(state) = self.state_of(parent.task)
+            && state.is_terminal()
         {
-            return Err(Rejection::TaskEnded { task: parent.id, state: parent.status.state });
+            return Err(Rejection::TaskEnded { task: parent.task, state });
         }
         self.check_room(&submission.agent)?;
         let blobs = blobs::of_message(&submission.message);
@@ -368,7 +331,7 @@ impl State {
         stamp: Stamp,
     ) -> Result<Applied, Rejection> {
         let Some(task) = self.task_for(by, id) else {
-            return Err(Rejection::UnknownTask { task: id });
+            return self.continue_ended(by, id, &message, stamp);
         };
         if let Some(task) = self.sent_before(by, &message, None, stamp.at)? {
             return Ok(Applied { reply: Reply::Continued { task }, effects: Vec::new() });
@@ -399,7 +362,7 @@ impl State {
 
     fn cancel(&mut self, by: &Principal, id: TaskId, stamp: Stamp) -> Result<Applied, Rejection> {
         let Some(task) = self.task_for(by, id) else {
-            return Err(Rejection::UnknownTask { task: id });
+            return self.cancel_ended(by, id);
         };
         match task.status.state {
             TaskState::Canceled => return Ok(done(Vec::new())),
@@ -417,9 +380,8 @@ impl State {
     fn cancel_tree(&mut self, id: TaskId, stamp: Stamp, effects: &mut Vec<Effect>) {
         let mut open = vec![id];
         while let Some(id) = open.pop() {
-            let Some(task) = self.tasks.get_mut(&key(id)).map(Arc::make_mut) else { continue };
-            if !task.status.state.is_terminal() {
-                task.set_status(stamp.at, TaskState::Canceled, None, Metadata::new());
+            if let Some(task) = self.tasks.get_mut(&key(id)).filter(|task| !task.status.state.is_terminal()) {
+                Arc::make_mut(task).set_status(stamp.at, TaskState::Canceled, None, Metadata::new());
                 effects.push(Effect::Changed { task: id });
                 self.release(id, effects);
                 self.end(id, stamp);
@@ -431,7 +393,10 @@ impl State {
     fn report(&mut self, by: &Principal, report: OwnerReport, stamp: Stamp) -> Result<Applied, Rejection> {
         let OwnerReport { task: id, epoch, number, words } = report;
         let Some(task) = self.task(id) else {
-            return Err(Rejection::UnknownTask { task: id });
+            return Err(match self.stub(id) {
+                Some(_) => Rejection::StaleEpoch { task: id, epoch: epoch.0 },
+                None => Rejection::UnknownTask { task: id },
+            });
         };
         let held = task.lease.as_ref().filter(|lease| {
             lease.epoch == epoch && *by == Principal::Node(lease.node) || mutants::on(Mutant::EpochCheckOff)
@@ -563,12 +528,12 @@ impl State {
 
     fn sweep(&mut self, stamp: Stamp) -> Applied {
         for _ in 0..limits::MAX_SWEPT_PER_ENTRY {
-            let Some(&(at, id)) = self.ended.first() else { break };
+            let Some((at, id)) = self.oldest_ended() else { break };
             let old = stamp.at.0.saturating_sub(at.0) > limits::TERMINAL_RETENTION_MS;
-            if !old && self.ended.len() <= limits::MAX_TERMINAL_TASKS {
+            if !old && self.terminal_count() <= limits::MAX_TERMINAL_TASKS {
                 break;
             }
-            self.ended.pop_first();
+            self.ended.remove(&(at, id));
             self.forget(id);
         }
         self.forget_messages(stamp.at);
@@ -577,12 +542,28 @@ impl State {
         done(Vec::new())
     }
 
+    /// How many tasks have ended and are kept.
+    fn terminal_count(&self) -> usize {
+        self.ended.len() + self.archived.len()
+    }
+
+    fn oldest_ended(&self) -> Option<(Timestamp, TaskId)> {
+        self.ended.first().copied().into_iter().chain(self.archived.oldest()).min()
+    }
+
     fn forget(&mut self, id: TaskId) {
-        let Some(task) = self.tasks.remove(&key(id)) else { return };
-        self.forget_unnoted(&task);
-        self.unname_blobs(&task);
+        let parent = if let Some(task) = self.tasks.remove(&key(id)) {
+            self.forget_unnoted(&task);
+            self.unname_blobs(&task.owner, &task.blobs);
+            task.parent.clone()
+        } else if let Some(stub) = self.archived.remove(id) {
+            self.unname_blobs(&stub.owner, stub.blobs());
+            stub.parent
+        } else {
+            return;
+        };
         self.children.remove(&id);
-        if let Some(parent) = &task.parent
+        if let Some(parent) = &parent
             && let Some(siblings) = self.children.get_mut(&parent.task)
         {
             siblings.remove(&id);

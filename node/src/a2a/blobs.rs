@@ -45,6 +45,7 @@ pub(super) async fn keep(settings: &A2aSettings, by: &Principal, command: &mut C
         | Command::Undrain { .. }
         | Command::AssignPending
         | Command::Sweep
+        | Command::Archive { .. }
         | Command::Upload { .. }
         | Command::Note { .. } => Ok(()),
     }

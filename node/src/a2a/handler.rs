@@ -286,8 +286,8 @@ async fn perform(
             let task = propose(&settings.cluster, principal, command, &span.context()).await?;
             span.set(names::A2A_TASK_ID, task.to_string());
             let answer = match reply_on {
-                ReplyOn::Applied => now(&settings.cluster, task, |task| convert::task(task, TaskView::WHOLE)),
-                ReplyOn::Accepted(view) => now(&settings.cluster, task, |task| convert::send_result(task, view)),
+                ReplyOn::Applied => now(&settings.cluster, task, |task| convert::task(task, TaskView::WHOLE)).await,
+                ReplyOn::Accepted(view) => now(&settings.cluster, task, |task| convert::send_result(task, view)).await,
                 ReplyOn::Settled(view) => settled(settings, task, view).await,
                 ReplyOn::Stream { after } => {
                     describe(span, &settings.cluster, task);
@@ -299,31 +299,27 @@ async fn perform(
         }
         Decision::Reply(Query::Task(task, view, consistency)) => {
             span.set(names::A2A_TASK_ID, task.to_string());
-            let look = |state: &State| state.task_for(principal, task).map(|task| convert::task(task, view));
-            let answer = read(&settings.cluster, consistency, look).await?;
+            let record = read(&settings.cluster, consistency, |state| state.record_for(principal, task)).await?;
+            let found = settings.cluster.recall(task, record).await.map_err(unavailable)?;
             describe(span, &settings.cluster, task);
+            let answer = found.map(|task| convert::task(&task, view));
             let answer = answer.ok_or_else(|| WireError::unknown_task(&task.to_string()))?;
             blobs::shown(settings, answer).await.map(Outcome::Answer)
         }
         Decision::Reply(Query::List(request, consistency)) => {
             let view = TaskView { history: request.history_length, artifacts: request.include_artifacts };
-            let look = |state: &State| {
-                let shown = |task: &Task| task.shown_bytes(view.history, view.artifacts);
-                let page = state.list_within(principal, &request.filter, request.page_size, shown);
-                convert::list_result(&page, request.page_size, view)
-            };
-            let page = read(&settings.cluster, consistency, look).await?;
-            blobs::shown(settings, page).await.map(Outcome::Answer)
+            let look = |state: &State| state.list(principal, &request.filter, request.page_size);
+            let listing = read(&settings.cluster, consistency, look).await?;
+            let archived = settings.cluster.recall_page(listing.archived()).await;
+            let page = listing.page(&archived, |task| task.shown_bytes(view.history, view.artifacts));
+            blobs::shown(settings, convert::list_result(&page, request.page_size, view)).await.map(Outcome::Answer)
         }
         Decision::Reply(Query::Subscribe { task, after }) => {
             span.set(names::A2A_TASK_ID, task.to_string());
-            let read = |state: &State| {
-                let found = state.task_for(principal, task);
-                found.map(|task| may_subscribe(task, after))
-            };
-            let allowed = settings.cluster.read(read).await.map_err(unavailable)?;
+            let record = settings.cluster.read(|state| state.record_for(principal, task)).await.map_err(unavailable)?;
+            let found = settings.cluster.recall(task, record).await.map_err(unavailable)?;
             describe(span, &settings.cluster, task);
-            allowed.ok_or_else(|| WireError::unknown_task(&task.to_string()))??;
+            may_subscribe(found.ok_or_else(|| WireError::unknown_task(&task.to_string()))?.as_ref(), after)?;
             Ok(stream(settings, asked, task, after, AtInput::EndsAfterItsEvent))
         }
     }
@@ -355,6 +351,7 @@ async fn propose(
         | Command::Undrain { .. }
         | Command::AssignPending
         | Command::Sweep
+        | Command::Archive { .. }
         | Command::Upload { .. }
         | Command::Note { .. } => None,
     };
@@ -367,9 +364,9 @@ async fn propose(
 }
 
 /// The task as it stands on this node, which has applied what was proposed.
-fn now(cluster: &ClusterHandle, task: TaskId, show: impl FnOnce(&Task) -> Answer) -> Result<Answer, WireError> {
-    let shown = cluster.local(|state| state.task(task).map(show));
-    shown.ok_or_else(|| WireError::unknown_task(&task.to_string()))
+async fn now(cluster: &ClusterHandle, task: TaskId, show: impl FnOnce(&Task) -> Answer) -> Result<Answer, WireError> {
+    let found = cluster.local_task(task).await.map_err(unavailable)?;
+    found.map(|task| show(&task)).ok_or_else(|| WireError::unknown_task(&task.to_string()))
 }
 
 /// The task once it has ended or waits for its client; as it stands after [`MAX_WAIT`], or when the node stops.
@@ -389,7 +386,7 @@ async fn settled(settings: &A2aSettings, task: TaskId, view: TaskView) -> Result
                 () = settings.stopping.cancelled() => false,
             };
         if !go_on {
-            return now(&settings.cluster, task, |task| convert::send_result(task, view));
+            return now(&settings.cluster, task, |task| convert::send_result(task, view)).await;
         }
     }
 }
@@ -435,7 +432,8 @@ fn method_span(asked: &Asked<'_>, method: Method) -> Span {
 /// Notes on the span which task was answered for, and where it stands.
 fn describe(span: &mut Span, cluster: &ClusterHandle, task: TaskId) {
     let known = cluster.local(|state| {
-        state.task(task).map(|task| (task.context.to_string(), task.agent.to_string(), task.status.state))
+        let live = state.task(task).map(|task| (task.context.to_string(), task.agent.to_string(), task.status.state));
+        live.or_else(|| state.stub(task).map(|stub| (stub.context.to_string(), stub.agent.to_string(), stub.state)))
     });
     if let Some((context, agent, state)) = known {
         span.set(names::GEN_AI_CONVERSATION_ID, context);

@@ -1,7 +1,7 @@
 //! The events of a task as server-sent events: what a subscriber sees, in order, without a gap or a duplicate.
 //!
 //! A stream holds no queue. It remembers the index of the last event that it sent and reads what follows from the
-//! replicated state, a page at a time, so a slow client costs one page and a lost wake-up costs nothing. Each frame is a
+//! replicated state, or from the archive once the task is there, a page at a time, so a slow client costs one page and a lost wake-up costs nothing. Each frame is a
 //! JSON-RPC answer around a `StreamResponse`; its SSE id is the event's index.
 //!
 //! | the client knows event n | it is sent |
@@ -27,7 +27,7 @@ use towline_a2a::{
     convert::{self, Answer},
 };
 use towline_cluster::TaskWatch;
-use towline_core::{Event, EventKind, Part, Principal, Task, TaskId, TaskState};
+use towline_core::{Event, EventKind, Part, Principal, Record, Task, TaskId, TaskState};
 
 use super::{A2aSettings, blobs, envelope::envelope};
 
@@ -116,11 +116,15 @@ pub(super) struct TaskStream {
     after: Option<u64>,
     sent: Sent,
     page: VecDeque<(u64, Answer)>,
+    /// The record from the archive: it does not change any more.
+    archived: Option<Arc<Task>>,
 }
 
 enum Page {
     Frames(VecDeque<(u64, Answer)>, Sent),
     Nothing,
+    /// Its record is on no node that answers now.
+    Later,
     Over,
 }
 
@@ -134,7 +138,8 @@ impl TaskStream {
         at_input: AtInput,
     ) -> Self {
         let watch = settings.cluster.watch_task(task);
-        Self { settings, principal, task, id, at_input, watch, after, sent: Sent::Nothing, page: VecDeque::new() }
+        let (sent, page) = (Sent::Nothing, VecDeque::new());
+        Self { settings, principal, task, id, at_input, watch, after, sent, page, archived: None }
     }
 
     /// The next bytes; none at the end.
@@ -152,12 +157,18 @@ impl TaskStream {
                 self.after = Some(index);
                 return frame(&self.id, index, &answer);
             }
-            match self.read_page() {
+            match self.read_page().await {
                 Page::Frames(frames, kind) => {
                     self.page = frames;
                     self.sent = kind;
                 }
                 Page::Over => return None,
+                Page::Later => {
+                    if self.is_stopping_within(CONTENT_PAUSE).await {
+                        return None;
+                    }
+                    return Some(Bytes::from_static(b": keep-alive\n\n"));
+                }
                 Page::Nothing => {
                     tokio::select! {
                         () = self.watch.changed() => {}
@@ -173,12 +184,26 @@ impl TaskStream {
         tokio::time::timeout(time, self.settings.stopping.cancelled()).await.is_ok()
     }
 
-    fn read_page(&self) -> Page {
-        self.settings.cluster.local(|state| match state.task_for(&self.principal, self.task) {
-            Some(task) => page(task, self.after, self.sent, self.at_input),
+    async fn read_page(&mut self) -> Page {
+        if let Some(task) = &self.archived {
+            return page(task, self.after, self.sent, self.at_input);
+        }
+        let cluster = &self.settings.cluster;
+        let record = cluster.local(|state| state.record_for(&self.principal, self.task));
+        let is_archived = record == Some(Record::Archived);
+        match cluster.recall(self.task, record).await {
+            Ok(Some(task)) => {
+                let next = page(&task, self.after, self.sent, self.at_input);
+                self.archived = is_archived.then_some(task);
+                next
+            }
             // Swept while it was streamed.
-            None => Page::Over,
-        })
+            Ok(None) => Page::Over,
+            Err(error) => {
+                tracing::warn!(task = %self.task, %error, "a stream goes on once the record can be read");
+                Page::Later
+            }
+        }
     }
 }
 

@@ -83,6 +83,13 @@ async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
         };
         output.line(format!("content  {} beside the log, {missing}", status.contents))?;
     }
+    if status.archived > 0 {
+        let missing = match status.archived_missing {
+            0 => "all held by this node".to_owned(),
+            missing => format!("{missing} of their records missing on this node"),
+        };
+        output.line(format!("archive  {} finished tasks, {missing}", status.archived))?;
+    }
     if let Some(reason) = &status.waits_for_content {
         output.line(format!("waits    a change of the voters: {reason}"))?;
     }

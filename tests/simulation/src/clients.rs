@@ -249,17 +249,24 @@ impl Call {
             return;
         }
         let mut watch = self.cluster.watch_task(task);
-        while !self.show(task, &after) {
+        while !self.show(task, &after).await {
             watch.changed().await;
         }
         self.settle();
     }
 
     /// Shows what follows. Returns whether that was all.
-    fn show(&self, task: TaskId, after: &AtomicU64) -> bool {
+    async fn show(&self, task: TaskId, after: &AtomicU64) -> bool {
         let known = after.load(Ordering::Relaxed);
-        let shown = self.cluster.local(|state| {
-            let task = state.task(task)?;
+        let found = match self.cluster.local_task(task).await {
+            Ok(found) => found,
+            // A record that is here nowhere yet is no lie: it is asked for again.
+            Err(_unavailable) => {
+                sleep(Duration::from_millis(50)).await;
+                return false;
+            }
+        };
+        let shown = found.as_ref().and_then(|task| {
             Some((task.events_after(known)?.cloned().collect::<Vec<_>>(), task.status.state.is_terminal()))
         });
         let Some((events, ended)) = shown else {

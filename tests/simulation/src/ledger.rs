@@ -68,6 +68,8 @@ pub struct Counts {
     pub adopted: u32,
     /// Faults that hit something.
     pub faults: u32,
+    /// Tasks that were in the archive in the end.
+    pub archived: u32,
 }
 
 impl Counts {
@@ -79,10 +81,10 @@ impl Counts {
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { submitted, canceled, reads, followed, resumed, acts, refused, adopted, faults } = self;
+        let Self { submitted, canceled, reads, followed, resumed, acts, refused, adopted, faults, archived } = self;
         write!(
             f,
-            "{faults} faults, {submitted} tasks, {adopted} adoptions, {acts} acts, {refused} stale reports, {canceled} cancels, \
+            "{faults} faults, {submitted} tasks ({archived} archived), {adopted} adoptions, {acts} acts, {refused} stale reports, {canceled} cancels, \
              {reads} reads, {followed} events in streams, {resumed} resumed"
         )
     }
@@ -182,7 +184,7 @@ impl Ledger {
         let recent = floor.acknowledged.saturating_sub(30);
         let lost: Vec<TaskId> = self.acknowledged[recent..floor.acknowledged]
             .iter()
-            .filter(|task| state.task(**task).is_none())
+            .filter(|task| !state.knows_task(**task))
             .copied()
             .collect();
         for task in lost {
@@ -299,11 +301,14 @@ impl Ledger {
         told.into_iter().for_each(|told| self.wrong(told));
     }
 
-    /// Looks at the state that all nodes came to in the end.
-    pub fn look_back(&mut self, state: &State) {
+    /// Looks at the state that all nodes came to in the end, and at all its tasks: from memory and from the archive.
+    pub fn look_back(&mut self, state: &State, tasks: &[Arc<Task>]) {
         let mut told = Vec::new();
         let mut made: BTreeMap<&str, Vec<TaskId>> = BTreeMap::new();
-        for task in all_tasks(state) {
+        for task in tasks {
+            for event in &task.events {
+                self.event(task.id, event, "what is kept");
+            }
             if let Some(message) = task.history.first() {
                 made.entry(message.message_id.as_str()).or_default().push(task.id);
             }
@@ -327,12 +332,13 @@ impl Ledger {
             }
         }
         for task in &self.canceled {
-            let state = state.task(*task).map(|task| task.status.state);
+            let state = state.state_of(*task);
             if state != Some(TaskState::Canceled) {
                 told.push(format!("task {task} was told to be canceled, and is {state:?}"));
             }
         }
-        self.counts.adopted = all_tasks(state).map(|task| u32::try_from(task.adoptions.len()).unwrap_or(0)).sum();
+        self.counts.archived = u32::try_from(state.archived_count()).unwrap_or(u32::MAX);
+        self.counts.adopted = tasks.iter().map(|task| u32::try_from(task.adoptions.len()).unwrap_or(0)).sum();
         told.into_iter().for_each(|told| self.wrong(told));
     }
 }

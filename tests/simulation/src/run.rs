@@ -1,9 +1,9 @@
 //! One run: a cluster is made, torn at while clients use it, mended, and looked at.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use towline_cluster::ClusterHandle;
-use towline_core::{NodeRole, State, TaskId};
+use towline_core::{NodeRole, State, Task, TaskId};
 
 use crate::{
     clients::Clients,
@@ -144,7 +144,8 @@ impl Run {
         while self.shared.ledger().is_wrong().is_empty() {
             if let Some(state) = self.settled() {
                 self.look();
-                self.shared.ledger().look_back(&state);
+                let tasks = self.all_tasks(&state)?;
+                self.shared.ledger().look_back(&state, &tasks);
                 return Ok(());
             }
             if world::now() >= deadline {
@@ -160,7 +161,7 @@ impl Run {
 
     /// The state that all nodes came to, if nothing goes on any more.
     fn settled(&self) -> Option<State> {
-        if !self.clients.are_answered() {
+        if !self.clients.are_answered() || !self.archives_are_whole() {
             return None;
         }
         let mut states = self.hosts.iter().map(|host| Some(host.handle()?.local(State::clone)));
@@ -169,6 +170,35 @@ impl Run {
             .flat_map(|shard| first.tasks_in(towline_core::VShard(shard)))
             .all(|task| task.status.state.is_terminal());
         (ended && states.all(|state| state.as_ref() == Some(&first))).then_some(first)
+    }
+
+    /// All tasks, with the records that every node has in its archive.
+    fn all_tasks(&self, state: &State) -> Result<Vec<Arc<Task>>, String> {
+        let mut tasks: Vec<Arc<Task>> = (0..=u8::MAX)
+            .flat_map(|shard| state.tasks_in(towline_core::VShard(shard)))
+            .map(|task| Arc::new(task.clone()))
+            .collect();
+        for (id, _) in state.stubs() {
+            let mut first: Option<Arc<Task>> = None;
+            for host in &self.hosts {
+                let record = host.handle().map(|handle| handle.record_here(id)).transpose();
+                let record = record.map_err(|error| format!("archive of node {}: {error}", host.number + 1))?.flatten();
+                let Some(record) = record else {
+                    return Err(format!("finished task {id} cannot be read on node {}", host.number + 1));
+                };
+                if first.as_ref().is_some_and(|first| *first != record) {
+                    return Err(format!("finished task {id} reads otherwise on node {}", host.number + 1));
+                }
+                first = Some(record);
+            }
+            tasks.extend(first);
+        }
+        Ok(tasks)
+    }
+
+    /// Whether no node knows of a record that it lacks.
+    fn archives_are_whole(&self) -> bool {
+        self.hosts.iter().filter_map(Host::handle).all(|handle| handle.status().archived_missing == 0)
     }
 
     fn unsettled(&self) -> String {

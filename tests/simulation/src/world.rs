@@ -17,6 +17,8 @@ use crate::{
 pub const TICK: Duration = Duration::from_millis(1);
 /// What the wall clocks show when the world begins: long after the certificates' first second.
 const WALL_AT_START: Duration = Duration::from_secs(1_800_000_000);
+/// Records of ended tasks go to the archive so soon, that most of a run happens to archived tasks as well.
+const ARCHIVE_AFTER: Duration = Duration::from_millis(700);
 /// A disk that nothing slows down takes up to this for a sync.
 const SYNC_TAKES_MS: u64 = 4;
 
@@ -168,6 +170,10 @@ impl Machine for Simulated {
 
     fn disk(&self) -> Arc<dyn Disk> {
         with(|world| Arc::new(world.machine().disk.clone()))
+    }
+
+    fn archive_after(&self) -> Duration {
+        ARCHIVE_AFTER
     }
 
     fn sync_takes(&self) -> Duration {

@@ -228,7 +228,7 @@ pub fn send_result(task: &Task, view: TaskView) -> Answer {
 }
 
 /// One page, as `ListTasks` answers it.
-pub fn list_result(page: &TaskPage<'_>, page_size: usize, view: TaskView) -> Answer {
+pub fn list_result(page: &TaskPage, page_size: usize, view: TaskView) -> Answer {
     let tasks = page.tasks.iter().map(|task| ShownTask::of(task, view)).collect();
     Answer::Page(ShownPage { tasks, next: page.next, page_size, total: page.total })
 }

@@ -113,7 +113,7 @@ pub enum StoreError {
 }
 
 /// Makes a folder if it is not there, so that it outlives a power cut like the files that will be in it.
-fn make_folder(dir: &Path) -> Result<(), StoreError> {
+pub(crate) fn make_folder(dir: &Path) -> Result<(), StoreError> {
     let failed = |source| StoreError::File { action: "make folder", path: dir.to_owned(), source };
     fs::create_dir_all(dir).map_err(failed)?;
     match dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {

@@ -27,8 +27,10 @@ use towline_proto::v1::{self, raft_client::RaftClient};
 use super::{ELECTION_TIMEOUT_MAX_MS, Raft, RaftSnapshot, RaftVote, SnapshotFile, TypeConfig};
 use crate::{
     fences::{Asked, Fence, Fences},
-    peers::{self, Lane, PeerChannel, Peers},
-    wire,
+    finished::{self, Installing},
+    handle::ClusterHandle,
+    peers::{self, Caller, Lane, PeerChannel, Peers},
+    seams, wire,
 };
 
 /// An append may wait for a slow disk: given up sooner, the same entries would be sent to it again and again.
@@ -250,13 +252,26 @@ fn snapshot_chunks(vote: &RaftVote, snapshot: &RaftSnapshot) -> impl Iterator<It
 
 /// Answers the Raft calls of other nodes.
 pub(crate) struct RaftService {
+    cluster: ClusterHandle,
     raft: Raft,
     started: Instant,
 }
 
 impl RaftService {
-    pub(crate) fn new(raft: Raft) -> Self {
-        Self { raft, started: Instant::now() }
+    pub(crate) fn new(cluster: ClusterHandle) -> Self {
+        let raft = cluster.leadership().raft().clone();
+        Self { cluster, raft, started: Instant::now() }
+    }
+
+    /// Fetches the records of the archive that belong to a snapshot, and are not here yet.
+    async fn complete(&self, snapshot: &RaftSnapshot, from: Option<NodeId>) -> Result<Installing, Status> {
+        let installing = self.cluster.finished().installing();
+        let file = snapshot.snapshot.clone();
+        let state = seams::blocking(move || file.state()).await.and_then(|state| state);
+        let state = state.map_err(|error| malformed(error.to_string()))?;
+        let completed = finished::complete(&self.cluster, &state, from).await;
+        completed.map_err(|reason| Status::unavailable(format!("the archive of the snapshot: {reason}")))?;
+        Ok(installing)
     }
 
     /// A node that has just started may have promised a leader's lease in its life before, and does not remember: it
@@ -309,7 +324,9 @@ impl v1::raft_server::Raft for RaftService {
         &self,
         request: Request<Streaming<v1::SnapshotChunk>>,
     ) -> Result<Response<v1::SnapshotResponse>, Status> {
+        let from = request.extensions().get::<Caller>().map(|caller| caller.0);
         let (vote, snapshot) = receive_snapshot(request.into_inner()).await?;
+        let _installing = self.complete(&snapshot, from).await?;
         let answer = self.raft.install_full_snapshot(vote, snapshot).await;
         let answer = answer.map_err(|error| Status::internal(format!("install a snapshot: {error}")))?;
         Ok(Response::new(v1::SnapshotResponse { vote: Some(wire::vote_to_proto(&answer.vote)) }))

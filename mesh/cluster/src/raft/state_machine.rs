@@ -22,14 +22,14 @@ use openraft::{
     storage::{EntryResponder, RaftStateMachine},
 };
 use tokio::sync::{broadcast, watch};
-use towline_core::{Effect, Proposal, Stamp, State, Task, TaskId, Timestamp, VShard};
+use towline_core::{Command, Effect, Principal, Proposal, Stamp, State, Task, TaskId, Timestamp, VShard};
 
 use super::{
     ApplyResponse, RaftEntry, RaftLogId, RaftMembership, RaftSnapshot, RaftSnapshotMeta, RaftStoredMembership,
     StoreError, TypeConfig,
 };
 use crate::{
-    kill_points, seams,
+    finished, kill_points, seams,
     wal::disk::Disk,
     wire::{self, WireError},
 };
@@ -72,6 +72,11 @@ impl SnapshotFile {
         wire::decode_snapshot(&self.0)
     }
 
+    /// The state in it.
+    pub(crate) fn state(&self) -> io::Result<State> {
+        self.decode().map(|(_, state)| state).map_err(invalid_data)
+    }
+
     fn meta(&self) -> Result<RaftSnapshotMeta, WireError> {
         wire::decode_snapshot_meta(&self.0)
     }
@@ -97,6 +102,7 @@ struct Shared {
     dir: PathBuf,
     disk: Arc<dyn Disk>,
     applied: RwLock<AppliedState>,
+    finished: finished::Store,
     /// Up to where the snapshot on disk reaches; held while one is written.
     saved: Mutex<Option<RaftLogId>>,
     /// Effects of entries up to this index are not repeated.
@@ -142,6 +148,27 @@ impl Decoded {
     }
 }
 
+impl Decoded {
+    fn moves_records(&self) -> bool {
+        self.archives().is_some() || self.sweeps()
+    }
+
+    /// The tasks that it sends to the archive.
+    fn archives(&self) -> Option<&[TaskId]> {
+        match &self.change {
+            Change::State(_, proposal) => match (&proposal.by, &proposal.command) {
+                (Principal::Node(_), Command::Archive { tasks }) => Some(tasks),
+                (Principal::Node(_) | Principal::Operator | Principal::Agent { .. }, _) => None,
+            },
+            Change::Nothing | Change::Membership(_) => None,
+        }
+    }
+
+    fn sweeps(&self) -> bool {
+        matches!(&self.change, Change::State(_, proposal) if proposal.command == Command::Sweep)
+    }
+}
+
 impl AppliedState {
     fn apply(&mut self, Decoded { log_id, change }: Decoded) -> ApplyResponse {
         self.last = Some(log_id);
@@ -169,12 +196,18 @@ impl StateMachine {
         super::make_folder(dir)?;
         let disk = seams::disk();
         let applied = load(disk.as_ref(), &dir.join(SNAPSHOT_FILE))?;
+        let finished = finished::Store::open(dir, Arc::clone(&disk))?;
+        let archived = applied.state.archived_count();
+        if archived > 0 && finished.was_made() {
+            tracing::error!(dir = %dir.display(), archived, "archive is not there: its tasks are fetched from other nodes");
+        }
         let index = applied.last.map_or(0, |log_id| log_id.index);
         let saved = Mutex::new(applied.last);
         let shared = Arc::new(Shared {
             dir: dir.to_owned(),
             disk,
             applied: RwLock::new(applied),
+            finished,
             saved,
             quiet_through,
             index: watch::Sender::new(index),
@@ -238,6 +271,11 @@ impl StateView {
         f(&self.0.read().state)
     }
 
+    /// The records of finished tasks.
+    pub(crate) fn finished(&self) -> &finished::Store {
+        &self.0.finished
+    }
+
     /// The Raft membership as it is applied here: one that is only appended may still be taken back.
     pub(crate) fn membership(&self) -> RaftMembership {
         self.0.read().membership.membership().clone()
@@ -283,10 +321,16 @@ impl Shared {
     /// Applies entries that follow each other, under one lock. Whoever is told of one of them finds all of them applied.
     fn apply(&self, entries: Vec<RaftEntry>) -> io::Result<Vec<ApplyResponse>> {
         let decoded = entries.into_iter().map(Decoded::of).collect::<io::Result<Vec<_>>>()?;
-        let responses: Vec<ApplyResponse> = {
-            let mut applied = self.write();
-            decoded.into_iter().map(|entry| applied.apply(entry)).collect()
-        };
+        let (mut responses, mut together) = (Vec::new(), Vec::new());
+        for entry in decoded {
+            if entry.moves_records() {
+                self.apply_together(std::mem::take(&mut together), &mut responses);
+                responses.push(self.apply_and_move(entry));
+            } else {
+                together.push(entry);
+            }
+        }
+        self.apply_together(together, &mut responses);
         if let Some(last) = responses.last() {
             self.index.send_replace(last.index);
         }
@@ -296,6 +340,33 @@ impl Shared {
             }
         }
         Ok(responses)
+    }
+
+    fn apply_together(&self, entries: Vec<Decoded>, responses: &mut Vec<ApplyResponse>) {
+        if !entries.is_empty() {
+            let mut applied = self.write();
+            responses.extend(entries.into_iter().map(|entry| applied.apply(entry)));
+        }
+    }
+
+    /// Records are in the archive before they leave the state, and as long as it knows their tasks: so a reader that finds
+    /// one in neither is told of a task that is swept.
+    fn apply_and_move(&self, entry: Decoded) -> ApplyResponse {
+        let _moving = self.finished.moving();
+        let (archived, swept) = {
+            let state = &self.read().state;
+            let archived = entry.archives().map(|tasks| state.to_archive(tasks));
+            (archived.unwrap_or_default(), if entry.sweeps() { state.first_archived() } else { Vec::new() })
+        };
+        self.finished.put(archived);
+        let (response, swept) = {
+            let mut applied = self.write();
+            let response = applied.apply(entry);
+            let is_gone = |id: &TaskId| !applied.state.knows_task(*id);
+            (response, swept.into_iter().filter(is_gone).collect::<Vec<_>>())
+        };
+        self.finished.forget(swept);
+        response
     }
 
     async fn let_go(&self) {
@@ -333,6 +404,7 @@ impl Shared {
         };
         let index = meta.last_log_id.map_or(0, |log_id| log_id.index);
         self.index.send_replace(index);
+        self.finished.mend();
         self.publish(&effects, index > self.quiet_through);
         Ok(())
     }
@@ -343,6 +415,8 @@ impl Shared {
         if *saved > meta.last_log_id {
             return Ok(());
         }
+        // The log before a snapshot may be purged, and with it what is not in the archive yet.
+        self.finished.write_out()?;
         write_whole(self.disk.as_ref(), &self.dir, file)?;
         *saved = meta.last_log_id;
         Ok(())
@@ -377,6 +451,10 @@ fn changes(old: &State, new: &State) -> Vec<Effect> {
     let mut effects = vec![Effect::PlacementChanged];
     for task in (0..=u8::MAX).flat_map(|shard| new.tasks_in(VShard(shard))) {
         task_changes(old.task(task.id), task, &mut effects);
+    }
+    for task in (0..=u8::MAX).flat_map(|shard| old.tasks_in(VShard(shard))).filter(|task| new.task(task.id).is_none()) {
+        effects.push(Effect::Changed { task: task.id });
+        effects.extend(task.lease.as_ref().map(|lease| Effect::Stop { task: task.id, node: lease.node }));
     }
     effects
 }
@@ -413,6 +491,10 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
             self.0.let_go().await;
             let (entries, responders): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
             let responses = self.0.apply(entries)?;
+            if self.0.finished.is_full() {
+                let finished = self.0.finished.clone();
+                seams::blocking(move || finished.write_out()).await??;
+            }
             for (responder, response) in responders.into_iter().zip(responses) {
                 if let Some(responder) = responder {
                     responder.send(response);

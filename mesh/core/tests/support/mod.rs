@@ -104,6 +104,18 @@ impl Log {
         self.apply(by, Command::Submit(Box::new(submission)))
     }
 
+    /// A page of a listing of tasks that are all in memory.
+    pub fn page(&self, filter: &ListFilter, page_size: usize, weigh: impl Fn(&Task) -> usize) -> TaskPage {
+        self.state.list(&Principal::Operator, filter, page_size).page(&BTreeMap::new(), weigh)
+    }
+
+    /// Sends tasks to the archive, and returns their records.
+    pub fn archive(&mut self, tasks: Vec<TaskId>) -> Vec<std::sync::Arc<Task>> {
+        let records = self.state.to_archive(&tasks);
+        self.node(1, Command::Archive { tasks }).unwrap();
+        records
+    }
+
     pub fn task(&self, id: TaskId) -> &Task {
         self.state.task(id).unwrap()
     }

@@ -77,12 +77,14 @@ async fn a_restart_begins_at_the_snapshot() {
     node.machine.0.apply(vec![membership(4)]).unwrap();
     node.build_snapshot().await;
 
-    let (mut machine, view) = StateMachine::open(node.dir.path(), 4).unwrap();
+    let state = node.view.read(State::clone);
+    let dir = node.stop();
+    let (mut machine, view) = StateMachine::open(dir.path(), 4).unwrap();
 
     let (last, members) = machine.applied_state().await.unwrap();
     assert_eq!(last, Some(log_id(4)));
     assert_eq!(members.membership().get_node(&1).unwrap().peer, "127.0.0.1:7421");
-    assert_eq!(view.read(State::clone), node.view.read(State::clone));
+    assert_eq!(view.read(State::clone), state);
     assert_eq!(*view.applied().borrow(), 4);
 }
 
@@ -155,7 +157,90 @@ async fn an_entry_of_a_newer_version_stops_the_node() {
     assert!(refused.unwrap_err().to_string().contains("upgrade this node"));
 }
 
+#[tokio::test]
+async fn an_archived_task_is_in_the_archive_and_not_in_the_state_also_after_a_restart() {
+    let node = Node::with_ended_task();
+    let record = node.view.read(|state| state.task(task_id(7)).cloned());
+
+    node.apply(5, archive());
+
+    assert!(node.view.read(|state| state.task(task_id(7)).is_none()));
+    assert_eq!(node.archived(), record);
+    let dir = node.stop();
+    let node = Node::on(dir);
+    for (index, proposal) in (1..).zip([found(), node_up(), submit(7, "reader"), cancel(), archive()]) {
+        node.apply(index, proposal);
+    }
+    assert_eq!(node.archived(), record, "entries that come again change nothing");
+}
+
+#[tokio::test]
+async fn a_snapshot_is_saved_behind_the_archive_that_belongs_to_it() {
+    let mut node = Node::with_ended_task();
+    node.apply(5, archive());
+    let record = node.archived();
+    node.build_snapshot().await;
+
+    // As after the end of the process: what it would still have written is not there.
+    let copy = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(node.dir.path()).unwrap() {
+        let path = file.unwrap().path();
+        std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+    }
+
+    let restarted = Node::on(copy);
+    assert_eq!(restarted.view.read(State::archived_count), 1);
+    assert!(record.is_some());
+    assert_eq!(restarted.archived(), record);
+}
+
+#[tokio::test]
+async fn a_sweep_takes_the_record_with_the_stub() {
+    let node = Node::with_ended_task();
+    node.apply(5, archive());
+    let late = Timestamp(2_000 + towline_core::limits::TERMINAL_RETENTION_MS);
+    let sweep = Proposal { by: Principal::Node(NodeId(1)), command: Command::Sweep };
+    node.apply(6, sweep.clone());
+    assert!(node.archived().is_some(), "it is young");
+
+    node.apply_at(7, late, sweep);
+
+    assert_eq!(node.view.read(|state| state.record(task_id(7))), None);
+    assert_eq!(node.archived(), None);
+}
+
+#[tokio::test]
+async fn only_a_node_sends_records_to_the_archive() {
+    let node = Node::with_ended_task();
+    let refused = node.apply(5, Proposal { by: Principal::Operator, ..archive() });
+    assert!(matches!(refused.outcome, Some(Err(Rejection::NotAllowed { .. }))));
+    assert_eq!(node.archived(), None);
+}
+
+#[tokio::test]
+async fn a_task_that_was_archived_behind_a_snapshot_stops_where_it_ran() {
+    let mut leader = Node::with_ended_task();
+    leader.apply(5, archive());
+    let snapshot = leader.build_snapshot().await;
+    let mut follower = Node::with_task();
+    let mut effects = follower.view.effects();
+
+    follower.machine.install_snapshot(&snapshot.meta, snapshot.snapshot).await.unwrap();
+
+    let told: Vec<Effect> = std::iter::from_fn(|| effects.try_recv().ok()).collect();
+    assert!(told.contains(&Effect::Changed { task: task_id(7) }), "{told:?}");
+    assert!(told.contains(&Effect::Stop { task: task_id(7), node: NodeId(1) }), "{told:?}");
+}
+
 // ---- helpers ----
+
+fn cancel() -> Proposal {
+    Proposal { by: Principal::Operator, command: Command::Cancel { task: task_id(7) } }
+}
+
+fn archive() -> Proposal {
+    Proposal { by: Principal::Node(NodeId(1)), command: Command::Archive { tasks: vec![task_id(7)] } }
+}
 
 struct Node {
     dir: TempDir,
@@ -170,6 +255,29 @@ impl Node {
         Self { dir, machine, view }
     }
 
+    fn on(dir: TempDir) -> Self {
+        let (machine, view) = StateMachine::open(dir.path(), 0).unwrap();
+        Self { dir, machine, view }
+    }
+
+    /// Ends without a word.
+    fn stop(self) -> TempDir {
+        let Self { dir, machine, view } = self;
+        drop((machine, view));
+        dir
+    }
+
+    /// Four entries: as [`Node::with_task`], and the task has ended.
+    fn with_ended_task() -> Self {
+        let node = Self::with_task();
+        node.apply(4, cancel());
+        node
+    }
+
+    fn archived(&self) -> Option<Task> {
+        self.view.finished().get(task_id(7)).unwrap().map(|task| Task::clone(&task))
+    }
+
     /// Three entries: founded, up, one task.
     fn with_task() -> Self {
         let node = Self::new(0);
@@ -180,7 +288,11 @@ impl Node {
     }
 
     fn apply(&self, index: u64, proposal: Proposal) -> ApplyResponse {
-        let logged = LoggedProposal::new(Timestamp(1_000 + index), None, &proposal).unwrap();
+        self.apply_at(index, Timestamp(1_000 + index), proposal)
+    }
+
+    fn apply_at(&self, index: u64, at: Timestamp, proposal: Proposal) -> ApplyResponse {
+        let logged = LoggedProposal::new(at, None, &proposal).unwrap();
         let entry = RaftEntry { log_id: log_id(index), payload: EntryPayload::Normal(logged) };
         self.machine.0.apply(vec![entry]).unwrap().remove(0)
     }
