@@ -144,7 +144,7 @@ pub fn restore(
 }
 
 /// The first entry of the new log stands behind what was saved, in a term that comes before the first election.
-fn first_meta(identity: &Identity) -> Result<RaftSnapshotMeta, ClusterError> {
+pub(crate) fn first_meta(identity: &Identity) -> Result<RaftSnapshotMeta, ClusterError> {
     let node = identity.node.0;
     let log_id = RaftLogId::new(RaftLeaderId { term: 0, node_id: node }, node);
     let members = BTreeMap::from([(node, identity.addresses.clone())]);

@@ -10,6 +10,7 @@
 
 mod backend;
 mod record;
+pub mod retaining;
 mod serve;
 mod store;
 #[cfg(test)]

@@ -18,7 +18,8 @@ mod credentials;
 mod enrolment;
 mod error;
 mod fences;
-mod finished;
+#[doc(hidden)]
+pub mod finished;
 #[cfg(test)]
 mod format_tests;
 #[doc(hidden)]

@@ -106,6 +106,33 @@ async fn every_stream_of_a_task_shows_the_same_events_from_wherever_it_begins() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_archived_task_is_read_listed_and_streamed_as_before() {
+    let node = Node::start().await;
+    let client = node.client("/agents/reader");
+    let mut sender = client.stream(&message("m-1", "hello"), SendOptions::default(), None).await.unwrap();
+    let first = item(&mut sender).await;
+    let StreamEvent::Task(task) = &first.event else { panic!("not the task: {first:?}") };
+    let id = task.id.clone();
+    node.report(&id, vec![chunk("one", false), chunk("two", true)]).await;
+    node.finish(&id, TaskState::Completed).await;
+    let before = client.get_task(&id, None, None).await.unwrap();
+
+    node.archive(&id).await;
+
+    let after = client.get_task(&id, None, None).await.unwrap();
+    assert_eq!((after.state, after.artifacts[0].text()), (TaskState::Completed, "onetwo".to_owned()));
+    assert_eq!(after.history.len(), before.history.len());
+    let page = client.list_tasks(&ListQuery::default(), None).await.unwrap();
+    assert_eq!((page.total_size, &page.tasks[0].id), (1, &id));
+    let all: Vec<StreamItem> = rest(sender).await;
+    let resumed = rest(client.subscribe(&id, Some(1), None).await.unwrap()).await;
+    assert_eq!(raws(&resumed), raws(&all), "what follows the first event");
+    let sent = task_of(client.send(&message("m-1", "hello"), SendOptions::default(), None).await.unwrap());
+    assert_eq!((sent.id, sent.state), (id, TaskState::Completed), "the same message");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_comes_twice_makes_one_task() {
     let node = Node::start().await;
     let client = node.client("/");
@@ -441,6 +468,13 @@ impl Node {
 
     async fn finish(&self, task: &str, state: TaskState) {
         self.report(task, vec![OwnerWord::Finished { state, message: None }]).await;
+    }
+
+    async fn archive(&self, task: &str) {
+        let (id, handle): (TaskId, _) = (task.parse().unwrap(), self.cluster.handle());
+        let by = Principal::Node(handle.node_id());
+        handle.propose(Proposal { by, command: Command::Archive { tasks: vec![id] } }, None).await.unwrap();
+        assert!(handle.local(|state| state.stub(id).is_some()));
     }
 
     /// Starts a question of the agent, and asks it.

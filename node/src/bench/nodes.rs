@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use towline_cluster::PeerCredentials;
+use towline_cluster::{PeerCredentials, finished::retaining};
 use towline_core::NodeId;
 
 use super::BenchError;
@@ -59,8 +59,17 @@ impl Nodes {
         Self::start_some(dir, usize::MAX, AGENTS).await
     }
 
+    /// Three nodes with the agents of the bench, which keep so many finished tasks of the one that does nothing.
+    pub(super) async fn start_retaining(dir: &Path, retained: u64) -> Result<Self, BenchError> {
+        Self::start_with(dir, usize::MAX, AGENTS, retained).await
+    }
+
     /// At most `count` nodes with these agents.
     pub(super) async fn start_some(dir: &Path, count: usize, agents: &str) -> Result<Self, BenchError> {
+        Self::start_with(dir, count, agents, 0).await
+    }
+
+    async fn start_with(dir: &Path, count: usize, agents: &str, retained: u64) -> Result<Self, BenchError> {
         let program = std::env::current_exe().map_err(|source| file("find", Path::new("this program"), source))?;
         fs::create_dir_all(dir).map_err(|source| file("make folder", dir, source))?;
         let mut plans = plan_on_free_ports(dir)?;
@@ -72,6 +81,9 @@ impl Nodes {
         }
         let rules = dir.join("rules.yaml");
         fs::write(&rules, RULES).map_err(|source| file("write", &rules, source))?;
+        if let (Some(first), 1..) = (plans.first(), retained) {
+            found_retaining(first.clone(), retained).await?;
+        }
         let cluster = RunningCluster::start(&program, CLUSTER, plans).await?;
         Ok(Self { cluster, program, dir: dir.to_owned() })
     }
@@ -147,4 +159,15 @@ agents:
 
 pub(super) fn file(action: &'static str, path: &Path, source: io::Error) -> BenchError {
     BenchError::File { action, path: path.to_owned(), source }
+}
+
+/// Founds the cluster with finished tasks in its archive, which takes a while.
+async fn found_retaining(plan: NodePlan, retained: u64) -> Result<(), BenchError> {
+    let made = tokio::task::spawn_blocking(move || {
+        let agent = "noop".parse().expect("it is the name of an agent of the bench");
+        let tasks = (&agent, retained);
+        retaining::found(&plan.data, CLUSTER, &plan.name, plan.addresses(), tasks)
+    });
+    let founded = made.await.map_err(|error| file("found a cluster in", Path::new("its folder"), io::Error::other(error)))?;
+    founded.map(|_| ()).map_err(BenchError::from)
 }

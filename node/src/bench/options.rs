@@ -25,7 +25,7 @@ pub enum BenchCommand {
     )]
     Cluster(ClusterArgs),
     /// Whole tasks of an agent that does nothing, through A2A
-    #[command(after_help = "Example:\n  towline bench task --clients 1,16,64")]
+    #[command(after_help = "Example:\n  towline bench task --clients 1,16,64\n  towline bench task --clients 16 --retained 100000")]
     Task(TaskArgs),
     /// Kills the owner of a task, again and again, and looks what its caller sees
     #[command(after_help = "Example:\n  towline bench adopt --kills 20")]
@@ -90,6 +90,9 @@ pub struct TaskArgs {
     /// How many clients, each with one task at a time
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16, 64])]
     pub(super) clients: Vec<u32>,
+    /// How many finished tasks the cluster keeps when it begins
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(super) retained: u64,
 }
 
 /// `towline bench adopt`
@@ -141,6 +144,14 @@ pub(super) fn check_clients(clients: &[u32]) -> Result<(), BenchError> {
 impl AdoptArgs {
     pub(super) fn check(&self) -> Result<(), BenchError> {
         within("--kills", self.kills.into(), MAX_ROUNDS.into())
+    }
+}
+
+impl TaskArgs {
+    /// How many finished tasks the cluster begins with.
+    pub(super) fn check_retained(&self) -> Result<u64, BenchError> {
+        within("--retained", self.retained.max(1), towline_core::limits::MAX_TERMINAL_TASKS as u64)?;
+        Ok(self.retained)
     }
 }
 

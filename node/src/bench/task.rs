@@ -17,7 +17,7 @@ use towline_core::{Message, MessageId, Metadata, Part, Role, TaskState};
 use super::{
     BenchError,
     load::{Measured, Worker, drive},
-    machine::{Machine, cpu_of, load},
+    machine::{Machine, cpu_of, load, rss_kb},
     nodes::Nodes,
     options::{Plan, TaskArgs, check_clients},
     report::{Report, Row, rounded},
@@ -76,10 +76,12 @@ pub(super) async fn run(args: &TaskArgs, dir: &Path) -> Result<Report, BenchErro
     check_clients(&args.clients)?;
     let plan = args.pace.check()?;
     let machine = Machine::of_this(dir);
-    let nodes = Nodes::start(dir).await?;
+    let retained = args.check_retained()?;
+    let nodes = Nodes::start_retaining(dir, retained).await?;
     let points = measure(&nodes, args, plan).await;
+    let rss_mb = nodes.pids().into_iter().map(rss_kb).max().map(|kb| rounded(kb as f64 / 1024.0, 10.0));
     nodes.stop().await;
-    let rows = points?.iter().map(|(clients, point)| row(*clients, point)).collect();
+    let rows = points?.iter().map(|(clients, point)| Row { rss_mb, ..row(*clients, retained, point) }).collect();
     let subjects = BTreeMap::from([("towline".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
     Ok(Report { machine, load_after: load(), subjects, rows })
 }
@@ -120,9 +122,10 @@ async fn committed(nodes: &Nodes) -> Result<u64, BenchError> {
     Ok(nodes.cluster.operator().status(&url).await?.committed)
 }
 
-fn row(clients: u32, point: &Point) -> Row {
+fn row(clients: u32, retained: u64, point: &Point) -> Row {
     let entries = point.entries as f64 / point.tasks.max(1) as f64;
-    let row = Row::of("task", "towline", clients, &point.measured);
+    let bench = if retained == 0 { "task".to_owned() } else { format!("task, {retained} retained") };
+    let row = Row::of(&bench, "towline", clients, &point.measured);
     Row { entries_per_task: Some(rounded(entries, 100.0)), ..row }
 }
 
