@@ -41,11 +41,11 @@ use crate::{
     seams,
 };
 
-pub(crate) use serve::{ChunkStream, serve};
-pub(crate) use store::{Installing, Store, first};
+pub(crate) use record::decode as decode_record;
 #[cfg(test)]
 pub(crate) use record::encode as encode_record;
-pub(crate) use record::decode as decode_record;
+pub(crate) use serve::{ChunkStream, serve};
+pub(crate) use store::{Installing, Store, first};
 
 /// How often the leader looks for tasks that should go to the archive.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -248,7 +248,9 @@ async fn all_understand(cluster: &ClusterHandle, understand: &mut BTreeSet<(Node
         up.filter_map(|node| Some((node.id, node.boot?))).collect()
     });
     let open = up.iter().filter(|node| !understand.contains(node));
-    let asked = join_all(open.map(|(node, boot)| async move { knows_archives(cluster, *node).await.then_some((*node, *boot)) }));
+    let asked = join_all(
+        open.map(|(node, boot)| async move { knows_archives(cluster, *node).await.then_some((*node, *boot)) }),
+    );
     understand.extend(asked.await.into_iter().flatten());
     up.iter().all(|node| understand.contains(node))
 }
@@ -279,8 +281,7 @@ async fn compare(cluster: &ClusterHandle) -> usize {
     let mut last = None;
     let mut missing = 0;
     loop {
-        let ids: Vec<TaskId> =
-            cluster.local(|state| state.stubs_behind(last).take(COMPARED_TOGETHER).collect());
+        let ids: Vec<TaskId> = cluster.local(|state| state.stubs_behind(last).take(COMPARED_TOGETHER).collect());
         let Some(next) = ids.last() else { break };
         last = Some(*next);
         for ids in lacks(cluster, ids).await.chunks(ASKED_TOGETHER) {

@@ -14,7 +14,7 @@ use futures::future::BoxFuture;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-pub use crate::wal::disk::{Disk, DiskFile, Space};
+pub use crate::wal::disk::{Disk, DiskFile, DiskReader, Space};
 
 use crate::wal::disk::OsDisk;
 

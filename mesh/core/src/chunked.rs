@@ -168,7 +168,10 @@ mod tests {
         chunked.insert(5_000, 0);
         chunked.remove(&9);
 
-        let shared = copy.chunks.iter().filter(|(key, chunk)| chunked.chunks.get(key).is_some_and(|now| Arc::ptr_eq(now, chunk)));
+        let shared = copy
+            .chunks
+            .iter()
+            .filter(|(key, chunk)| chunked.chunks.get(key).is_some_and(|now| Arc::ptr_eq(now, chunk)));
         assert_eq!(shared.count(), copy.chunks.len() - 2);
         assert_eq!(copy.get(&5_000), Some(&5_000));
         assert_ne!(chunked, copy);

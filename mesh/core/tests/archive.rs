@@ -104,7 +104,9 @@ fn a_sweep_takes_the_stub_past_its_retention_and_what_it_named() {
     let mut log = Log::of_nodes(1);
     let hash: BlobHash = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262".parse().unwrap();
     let mut message = user_message("m-1", "read the file");
-    message.parts.push(Part { content: Content::Blob(Blob { hash, length: 20_000, form: BlobForm::Raw }), ..Part::text("") });
+    message
+        .parts
+        .push(Part { content: Content::Blob(Blob { hash, length: 20_000, form: BlobForm::Raw }), ..Part::text("") });
     log.operator(Command::Submit(Box::new(submission(1, "reader", 1, message)))).unwrap();
     let id = task_id(1);
     log.report(id, vec![finished(TaskState::Completed)]).unwrap();

@@ -549,7 +549,9 @@ fn shows_the_same(whole: &State, other: &State, archive: &BTreeMap<TaskId, Task>
         && ids.iter().all(|id| other.state_of(*id) == whole.state_of(*id))
         && ids.iter().all(|id| other.record_for(&stranger, *id).is_none() && other.record(*id).is_some())
         && whole.named_blobs().eq(other.named_blobs())
-        && filters.iter().all(|filter| [2, 50].iter().all(|size| listed(whole, filter, *size) == listed(other, filter, *size)))
+        && filters
+            .iter()
+            .all(|filter| [2, 50].iter().all(|size| listed(whole, filter, *size) == listed(other, filter, *size)))
 }
 
 /// What a task shows or has journaled, or what was uploaded, is named, and nothing else.

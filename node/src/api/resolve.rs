@@ -70,7 +70,10 @@ pub(super) async fn resolve(
         return Err(refused(error));
     }
     let found = api.cluster.local_task(task).await?;
-    found.map(|task| shown(&task, request, word)).map(|answer| Json(answer).into_response()).ok_or_else(|| unknown_task(task))
+    found
+        .map(|task| shown(&task, request, word))
+        .map(|answer| Json(answer).into_response())
+        .ok_or_else(|| unknown_task(task))
 }
 
 fn shown(task: &Task, request: uuid::Uuid, word: &str) -> serde_json::Value {

@@ -168,6 +168,7 @@ async fn found_retaining(plan: NodePlan, retained: u64) -> Result<(), BenchError
         let tasks = (&agent, retained);
         retaining::found(&plan.data, CLUSTER, &plan.name, plan.addresses(), tasks)
     });
-    let founded = made.await.map_err(|error| file("found a cluster in", Path::new("its folder"), io::Error::other(error)))?;
+    let founded =
+        made.await.map_err(|error| file("found a cluster in", Path::new("its folder"), io::Error::other(error)))?;
     founded.map(|_| ()).map_err(BenchError::from)
 }

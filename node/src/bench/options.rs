@@ -25,7 +25,9 @@ pub enum BenchCommand {
     )]
     Cluster(ClusterArgs),
     /// Whole tasks of an agent that does nothing, through A2A
-    #[command(after_help = "Example:\n  towline bench task --clients 1,16,64\n  towline bench task --clients 16 --retained 100000")]
+    #[command(
+        after_help = "Example:\n  towline bench task --clients 1,16,64\n  towline bench task --clients 16 --retained 100000"
+    )]
     Task(TaskArgs),
     /// Kills the owner of a task, again and again, and looks what its caller sees
     #[command(after_help = "Example:\n  towline bench adopt --kills 20")]

@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use towline_cluster::seams::{Disk, DiskFile, Space};
+use towline_cluster::seams::{Disk, DiskFile, DiskReader, Space};
 
 /// What a disk writes as a whole.
 const SECTOR: usize = 512;
@@ -274,6 +274,10 @@ impl Disk for SimDisk {
         ranges.iter().map(read).collect()
     }
 
+    fn reader(&self, path: &Path) -> io::Result<Box<dyn DiskReader>> {
+        Ok(Box::new(SimFile(self.inode(path)?)))
+    }
+
     fn size(&self, path: &Path) -> io::Result<u64> {
         Ok(content(&self.inode(path)?).seen.len() as u64)
     }
@@ -311,6 +315,16 @@ impl Disk for SimDisk {
 }
 
 struct SimFile(Inode);
+
+impl DiskReader for SimFile {
+    fn read_at(&self, into: &mut [u8], position: u64) -> io::Result<()> {
+        let at = usize::try_from(position).map_err(io::Error::other)?;
+        let content = content(&self.0);
+        let bytes = at.checked_add(into.len()).and_then(|end| content.seen.get(at..end));
+        into.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
 
 impl DiskFile for SimFile {
     fn write_at(&mut self, bytes: &[u8], position: u64) -> io::Result<()> {

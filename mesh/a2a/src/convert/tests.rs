@@ -93,7 +93,9 @@ fn the_deepest_data_that_is_let_in_can_be_shown_again() {
     let deep = (0..MAX_JSON_DEPTH).fold(json!(1), |inner, _| json!({ "level": inner }));
     let (state, id) = state_with_task(vec![Part::data(deep)]);
     let task = state.task(id).unwrap();
-    let page = state.list(&towline_core::Principal::Operator, &towline_core::ListFilter::default(), 10).page(&std::collections::BTreeMap::new(), |_| 0);
+    let page = state
+        .list(&towline_core::Principal::Operator, &towline_core::ListFilter::default(), 10)
+        .page(&std::collections::BTreeMap::new(), |_| 0);
     assert!(list_result(&page, 10, TaskView::WHOLE).encode().is_ok());
     assert!(snapshot(task).encode().is_ok());
 }
@@ -122,7 +124,9 @@ fn a_listing_filters_by_time_to_the_millisecond() {
 #[test]
 fn an_empty_page_has_all_its_required_fields() {
     let state = State::default();
-    let page = state.list(&towline_core::Principal::Operator, &towline_core::ListFilter::default(), 5).page(&std::collections::BTreeMap::new(), |_| 0);
+    let page = state
+        .list(&towline_core::Principal::Operator, &towline_core::ListFilter::default(), 5)
+        .page(&std::collections::BTreeMap::new(), |_| 0);
     assert_eq!(
         list_result(&page, 5, TaskView::WHOLE).encode().unwrap(),
         json!({ "tasks": [], "nextPageToken": "", "pageSize": 5, "totalSize": 0 })

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, path::Path};
 
 use towline_core::{
-    AgentName, AgentSpec, BootId, Command, Founder, Message, MessageId, NodeAddresses, NodeId, OwnerReport, OwnerWord, Part,
-    Placement, Principal, Proposal, Role, Stamp, State, Submission, TaskId, TaskState, Timestamp, TraceContext,
+    AgentName, AgentSpec, BootId, Command, Founder, Message, MessageId, NodeAddresses, NodeId, OwnerReport, OwnerWord,
+    Part, Placement, Principal, Proposal, Role, Stamp, State, Submission, TaskId, TaskState, Timestamp, TraceContext,
     limits::MAX_ARCHIVED_PER_ENTRY,
 };
 use uuid::Uuid;
@@ -34,7 +34,8 @@ pub fn found(
     let founder = NodeId(4 * count + 16);
     let founding = Founding { cluster_name, node: founder, node_name, addresses: addresses.clone() };
     membership::found_with(data, founding, |identity, snapshots| {
-        let unwritten = |source| ClusterError::File { action: "write the archive in", path: snapshots.to_owned(), source };
+        let unwritten =
+            |source| ClusterError::File { action: "write the archive in", path: snapshots.to_owned(), source };
         let store = first(snapshots)?;
         let mut history = History::begin(agent, addresses)?;
         for number in 0..count {
@@ -71,8 +72,12 @@ impl History {
             node_name: "history".to_owned(),
             addresses: addresses.clone(),
         };
-        let spec =
-            AgentSpec { name: agent.clone(), description: String::new(), placement: Placement::EveryNode, tags: Vec::new() };
+        let spec = AgentSpec {
+            name: agent.clone(),
+            description: String::new(),
+            placement: Placement::EveryNode,
+            tags: Vec::new(),
+        };
         let up = Command::NodeUp {
             node: NODE,
             boot: BootId::from_uuid(Uuid::now_v7()),
@@ -122,10 +127,8 @@ impl History {
         self.apply(Principal::Operator, Command::Submit(Box::new(submission)))?;
         let lease = self.state.task(task).and_then(|task| task.lease.clone());
         let Some(lease) = lease else { return Ok(()) };
-        let words = vec![
-            OwnerWord::TurnStarted { span },
-            OwnerWord::Finished { state: TaskState::Completed, message: None },
-        ];
+        let words =
+            vec![OwnerWord::TurnStarted { span }, OwnerWord::Finished { state: TaskState::Completed, message: None }];
         let report = OwnerReport { task, epoch: lease.epoch, number: 1, words };
         self.apply(Principal::Node(NODE), Command::Report(report))
     }

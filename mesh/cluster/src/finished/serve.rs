@@ -21,7 +21,8 @@ const READ_BYTES: usize = 1024 * 1024;
 /// Records as they are sent.
 pub(crate) type ChunkStream = Pin<Box<dyn Stream<Item = Result<v1::FinishedChunk, Status>> + Send>>;
 
-/// Gives records, in the order in which they are asked for, and says which are not here. They are not fetched from elsewhere: who asks does that.
+/// Gives records, in the order in which they are asked for, and says which are not here. They are not fetched from elsewhere: who asks
+/// does that.
 pub(crate) fn serve(store: Store, request: v1::FinishedRequest) -> Result<ChunkStream, Status> {
     if request.tasks.len() > ASKED_TOGETHER {
         return Err(Status::invalid_argument(format!("at most {ASKED_TOGETHER} tasks are asked for at a time")));
@@ -70,6 +71,8 @@ impl Answer {
             }
             Ok::<_, std::io::Error>(self)
         });
-        read.await.and_then(|read| read).map_err(|error| Status::unavailable(format!("archive cannot be read: {error}")))
+        read.await
+            .and_then(|read| read)
+            .map_err(|error| Status::unavailable(format!("archive cannot be read: {error}")))
     }
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use redb::Database;
 use tempfile::TempDir;
 use towline_core::{
-    AgentSpec, BootId, Message, MessageId, NodeAddresses, Part, Placement, Principal, Proposal, Role, Stamp, Submission,
-    Timestamp, TraceContext,
+    AgentSpec, BootId, Message, MessageId, NodeAddresses, Part, Placement, Principal, Proposal, Role, Stamp,
+    Submission, Timestamp, TraceContext,
 };
 
 use super::{backend::DiskBackend, *};

@@ -4,6 +4,7 @@
 
 pub mod log_store;
 pub(crate) mod network;
+pub(crate) mod snapshot_file;
 pub mod state_machine;
 
 use std::{
@@ -24,7 +25,8 @@ use towline_core::{
 use crate::wire::{LoggedProposal, WireError};
 
 pub use log_store::LogStore;
-pub use state_machine::{SnapshotFile, StateMachine, StateView, TaskWatch};
+pub use snapshot_file::{SnapshotError, SnapshotFile};
+pub use state_machine::{StateMachine, StateView, TaskWatch};
 
 openraft::declare_raft_types!(
     /// The types of Towline's Raft group.

@@ -15,7 +15,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
-use bytes::Bytes;
 use futures::{Stream, TryStreamExt, stream::TryReadyChunksError};
 use openraft::{
     EntryPayload, OptionalSend, RaftSnapshotBuilder,
@@ -26,12 +25,13 @@ use towline_core::{Command, Effect, Principal, Proposal, Stamp, State, Task, Tas
 
 use super::{
     ApplyResponse, RaftEntry, RaftLogId, RaftMembership, RaftSnapshot, RaftSnapshotMeta, RaftStoredMembership,
-    StoreError, TypeConfig,
+    SnapshotError, SnapshotFile, StoreError, TypeConfig,
+    snapshot_file::{self, Incoming},
 };
 use crate::{
     finished, kill_points, seams,
-    wal::disk::Disk,
-    wire::{self, WireError},
+    wal::disk::{Disk, DiskFile},
+    wire::WireError,
 };
 
 /// Effects that a slow reader may be behind before it has to compare itself with the state.
@@ -40,53 +40,12 @@ const EFFECTS_KEPT: usize = 4_096;
 const APPLIED_TOGETHER: usize = 64;
 /// What stays free besides a snapshot: the log goes on while it is written.
 const SNAPSHOT_HEADROOM_BYTES: u64 = 16 * 1024 * 1024;
+/// Bytes of a snapshot that are copied at a time.
+const COPIED_TOGETHER: usize = 256 * 1024;
 /// The snapshot of a folder.
 const SNAPSHOT_FILE: &str = "state.snapshot";
 /// A snapshot that is being written.
 const UNFINISHED_FILE: &str = "state.snapshot.unfinished";
-
-/// The bytes of a snapshot, whose checksum was right when it was made or taken; cheap to clone.
-#[derive(Clone, PartialEq, Eq)]
-pub struct SnapshotFile(Bytes);
-
-impl SnapshotFile {
-    /// Takes the bytes of a snapshot that came from a disk or a peer.
-    ///
-    /// # Errors
-    /// When they are not a snapshot, or damaged.
-    pub fn from_bytes(bytes: Bytes) -> Result<Self, WireError> {
-        wire::check_snapshot(&bytes)?;
-        Ok(Self(bytes))
-    }
-
-    /// The whole file.
-    pub fn bytes(&self) -> &Bytes {
-        &self.0
-    }
-
-    fn encode(meta: &RaftSnapshotMeta, state: &State) -> Result<Self, WireError> {
-        wire::encode_snapshot(meta, state).map(Self)
-    }
-
-    fn decode(&self) -> Result<(RaftSnapshotMeta, State), WireError> {
-        wire::decode_snapshot(&self.0)
-    }
-
-    /// The state in it.
-    pub(crate) fn state(&self) -> io::Result<State> {
-        self.decode().map(|(_, state)| state).map_err(invalid_data)
-    }
-
-    fn meta(&self) -> Result<RaftSnapshotMeta, WireError> {
-        wire::decode_snapshot_meta(&self.0)
-    }
-}
-
-impl std::fmt::Debug for SnapshotFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SnapshotFile({} bytes)", self.0.len())
-    }
-}
 
 /// What openraft drives.
 pub struct StateMachine(Arc<Shared>);
@@ -195,6 +154,8 @@ impl StateMachine {
     pub fn open(dir: &Path, quiet_through: u64) -> Result<(StateMachine, StateView), StoreError> {
         super::make_folder(dir)?;
         let disk = seams::disk();
+        let failed = |source| StoreError::File { action: "look through", path: dir.to_owned(), source };
+        snapshot_file::remove_incoming(disk.as_ref(), dir).map_err(failed)?;
         let applied = load(disk.as_ref(), &dir.join(SNAPSHOT_FILE))?;
         let finished = finished::Store::open(dir, Arc::clone(&disk))?;
         let archived = applied.state.archived_count();
@@ -223,24 +184,19 @@ impl StateMachine {
 pub(crate) fn write_first_snapshot(dir: &Path, meta: &RaftSnapshotMeta, state: &State) -> Result<(), StoreError> {
     let path = dir.join(SNAPSHOT_FILE);
     super::make_folder(dir)?;
-    let file = SnapshotFile::encode(meta, state)
-        .map_err(|source| StoreError::Unreadable { path: path.clone(), source: Box::new(source) })?;
-    write_whole(seams::disk().as_ref(), dir, &file).map_err(|source| StoreError::File {
-        action: "write snapshot",
-        path,
-        source,
-    })
+    let written = write_whole(seams::disk().as_ref(), dir, |file| Ok(snapshot_file::write(file, meta, state)?));
+    written.map_err(|source| StoreError::File { action: "write snapshot", path, source })
 }
 
 /// Puts a snapshot in a folder, whole or not at all.
-fn write_whole(disk: &dyn Disk, dir: &Path, file: &SnapshotFile) -> io::Result<()> {
+fn write_whole(disk: &dyn Disk, dir: &Path, write: impl FnOnce(&mut dyn DiskFile) -> io::Result<()>) -> io::Result<()> {
     let unfinished = dir.join(UNFINISHED_FILE);
     match disk.remove(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
     let mut written = disk.create(&unfinished)?;
-    written.write_at(file.bytes(), 0)?;
+    write(written.as_mut())?;
     kill_points::pass("snapshot-drafted");
     written.sync()?;
     kill_points::pass("snapshot-synced");
@@ -250,25 +206,26 @@ fn write_whole(disk: &dyn Disk, dir: &Path, file: &SnapshotFile) -> io::Result<(
 }
 
 fn load(disk: &dyn Disk, path: &Path) -> Result<AppliedState, StoreError> {
-    let unreadable = |source| StoreError::Unreadable { path: path.to_owned(), source: Box::new(source) };
-    let failed = |source| StoreError::File { action: "read snapshot", path: path.to_owned(), source };
-    let Some(bytes) = read_if_there(disk, path).map_err(failed)? else { return Ok(AppliedState::default()) };
-    let (meta, state) = SnapshotFile(bytes).decode().map_err(unreadable)?;
+    let failed = |error: SnapshotError| match error {
+        SnapshotError::File(source) => StoreError::File { action: "read snapshot", path: path.to_owned(), source },
+        SnapshotError::Content(source) => StoreError::Unreadable { path: path.to_owned(), source: Box::new(source) },
+    };
+    let Some(file) = SnapshotFile::open(disk, path).map_err(|error| failed(error.into()))? else {
+        return Ok(AppliedState::default());
+    };
+    let (meta, state) = file.decode().map_err(failed)?;
     Ok(AppliedState { last: meta.last_log_id, membership: meta.last_membership, state })
-}
-
-fn read_if_there(disk: &dyn Disk, path: &Path) -> io::Result<Option<Bytes>> {
-    match disk.read(path) {
-        Ok(bytes) => Ok(Some(bytes.into())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 impl StateView {
     /// Reads the state as this node has applied it. Keep the closure short: entries wait for it.
     pub fn read<R>(&self, f: impl FnOnce(&State) -> R) -> R {
         f(&self.0.read().state)
+    }
+
+    /// A file for a snapshot that arrives.
+    pub(crate) fn incoming(&self) -> io::Result<Incoming> {
+        Incoming::begin(&self.0.disk, &self.0.dir)
     }
 
     /// The records of finished tasks.
@@ -390,7 +347,7 @@ impl Shared {
 
     /// Replaces everything by a snapshot, once it is readable and on disk.
     fn install(&self, meta: &RaftSnapshotMeta, file: &SnapshotFile) -> io::Result<()> {
-        let (covered, state) = file.decode().map_err(invalid_data)?;
+        let (covered, state) = file.decode()?;
         if covered != *meta {
             let reason = format!("covers {covered} where {meta} was announced");
             return Err(invalid_data(WireError::Foreign { what: "snapshot", reason }));
@@ -417,16 +374,34 @@ impl Shared {
         }
         // The log before a snapshot may be purged, and with it what is not in the archive yet.
         self.finished.write_out()?;
-        write_whole(self.disk.as_ref(), &self.dir, file)?;
+        if file.take(self.disk.as_ref(), &self.dir.join(SNAPSHOT_FILE))? {
+            kill_points::pass("snapshot-renamed");
+            self.disk.sync_dir(&self.dir)?;
+        } else {
+            write_whole(self.disk.as_ref(), &self.dir, |written| copy(file, written))?;
+        }
         *saved = meta.last_log_id;
         Ok(())
     }
 
+    /// Makes a snapshot on disk, unless a newer one is there: then it is made in memory, for who asked for it.
+    fn build(&self, meta: &RaftSnapshotMeta, state: &State) -> io::Result<SnapshotFile> {
+        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = self.dir.join(SNAPSHOT_FILE);
+        if *saved > meta.last_log_id {
+            return Ok(SnapshotFile::encode(meta, state)?);
+        }
+        self.finished.write_out()?;
+        write_whole(self.disk.as_ref(), &self.dir, |file| Ok(snapshot_file::write(file, meta, state)?))?;
+        *saved = meta.last_log_id;
+        SnapshotFile::open(self.disk.as_ref(), &path)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
     /// The snapshot on disk.
     fn current_snapshot(&self) -> io::Result<Option<RaftSnapshot>> {
-        let Some(bytes) = read_if_there(self.disk.as_ref(), &self.dir.join(SNAPSHOT_FILE))? else { return Ok(None) };
-        let snapshot = SnapshotFile(bytes);
-        let meta = snapshot.meta().map_err(invalid_data)?;
+        let path = self.dir.join(SNAPSHOT_FILE);
+        let Some(snapshot) = SnapshotFile::open(self.disk.as_ref(), &path)? else { return Ok(None) };
+        let meta = snapshot.meta()?;
         Ok(Some(RaftSnapshot { meta, snapshot }))
     }
 
@@ -435,6 +410,17 @@ impl Shared {
         let last = self.disk.size(&self.dir.join(SNAPSHOT_FILE)).unwrap_or(0);
         self.disk.space(&self.dir).is_ok_and(|space| space.free > 2 * last + SNAPSHOT_HEADROOM_BYTES)
     }
+}
+
+fn copy(from: &SnapshotFile, to: &mut dyn DiskFile) -> io::Result<()> {
+    let mut position = 0;
+    while position < from.length() {
+        let rest = usize::try_from(from.length() - position).unwrap_or(usize::MAX);
+        let piece = from.piece(position, rest.min(COPIED_TOGETHER))?;
+        to.write_at(&piece, position)?;
+        position += piece.len() as u64;
+    }
+    Ok(())
 }
 
 fn invalid_data(error: WireError) -> io::Error {
@@ -538,9 +524,8 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
         let work = move || {
             let applied = shared.read().clone();
             let meta = RaftSnapshotMeta { last_log_id: applied.last, last_membership: applied.membership };
-            let file = SnapshotFile::encode(&meta, &applied.state).map_err(invalid_data)?;
-            shared.save(&meta, &file)?;
-            Ok(RaftSnapshot { meta, snapshot: file })
+            let snapshot = shared.build(&meta, &applied.state)?;
+            Ok(RaftSnapshot { meta, snapshot })
         };
         seams::blocking(work).await?
     }

@@ -7,8 +7,8 @@ use uuid::Uuid;
 
 use super::{ListFilter, State, TaskKey, check_message, done, key};
 use crate::{
-    AgentName, Applied, BlobHash, ContextId, Digest, Message, ParentLink, Principal, Rejection, Reply, Stamp, Task, TaskId,
-    TaskState, Timestamp, VShard, chunked::Chunked, limits,
+    AgentName, Applied, BlobHash, ContextId, Digest, Message, ParentLink, Principal, Rejection, Reply, Stamp, Task,
+    TaskId, TaskState, Timestamp, VShard, chunked::Chunked, limits,
 };
 
 /// What the state keeps of a task whose record is in the archive.
@@ -188,9 +188,9 @@ impl Archived {
         let of_all = group.is_none().then(|| self.order.below(&(at, id)).map(|(position, ())| *position));
         let oldest = filter.status_after.unwrap_or(Timestamp(0));
         let positions = of_group.into_iter().flatten().chain(of_all.into_iter().flatten());
-        positions.take_while(move |(at, _)| *at >= oldest).filter(move |(_, id)| {
-            self.get(*id).is_some_and(|stub| stub.owner == *owner && filter.selects_stub(stub))
-        })
+        positions
+            .take_while(move |(at, _)| *at >= oldest)
+            .filter(move |(_, id)| self.get(*id).is_some_and(|stub| stub.owner == *owner && filter.selects_stub(stub)))
     }
 
     /// How many of an owner's stubs a filter selects.
@@ -200,14 +200,16 @@ impl Archived {
         }
         let counts = self.counts.get(owner).into_iter().flatten();
         let wanted = counts.filter(|((agent, state), _)| {
-            filter.agent.as_ref().is_none_or(|wanted| wanted == agent) && filter.state.is_none_or(|wanted| wanted == *state)
+            filter.agent.as_ref().is_none_or(|wanted| wanted == agent)
+                && filter.state.is_none_or(|wanted| wanted == *state)
         });
         wanted.map(|(_, count)| count).sum()
     }
 }
 
 fn groups_of(stub: &Stub) -> impl Iterator<Item = Group> {
-    let unusual = (stub.state != TaskState::Completed).then(|| group(&stub.owner, "state", &format!("{:?}", stub.state)));
+    let unusual =
+        (stub.state != TaskState::Completed).then(|| group(&stub.owner, "state", &format!("{:?}", stub.state)));
     let agent = group(&stub.owner, "agent", stub.agent.as_str());
     let context = group(&stub.owner, "context", stub.context.as_str());
     [Some(agent), Some(context), unusual].into_iter().flatten()

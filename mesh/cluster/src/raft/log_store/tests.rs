@@ -194,6 +194,10 @@ impl Disk for ReadOnlyDisk {
         OsDisk.read_ranges(path, ranges)
     }
 
+    fn reader(&self, path: &Path) -> io::Result<Box<dyn crate::wal::disk::DiskReader>> {
+        OsDisk.reader(path)
+    }
+
     fn size(&self, path: &Path) -> io::Result<u64> {
         OsDisk.size(path)
     }

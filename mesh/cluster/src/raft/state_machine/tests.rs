@@ -13,7 +13,7 @@ use towline_core::{
 use super::*;
 use crate::{
     raft::{RaftLeaderId, RaftMembership},
-    wire::LoggedProposal,
+    wire::{self, LoggedProposal},
 };
 
 #[tokio::test]
@@ -123,13 +123,59 @@ async fn a_snapshot_that_covers_something_else_is_refused() {
 async fn a_snapshot_damaged_on_the_way_is_refused() {
     let mut leader = Node::with_task();
     let snapshot = leader.build_snapshot().await;
-    let mut bytes = snapshot.snapshot.bytes().to_vec();
+    let length = usize::try_from(snapshot.snapshot.length()).unwrap();
+    let mut bytes = snapshot.snapshot.piece(0, length).unwrap().to_vec();
+    assert_eq!(bytes, *wire::encode_snapshot(&snapshot.meta, &leader.view.read(State::clone)).unwrap());
     for position in [0, 9, 20, 60, bytes.len() - 1] {
         bytes[position] ^= 1;
         assert!(SnapshotFile::from_bytes(bytes.clone().into()).is_err(), "flipped at {position}");
         bytes[position] ^= 1;
     }
     assert!(SnapshotFile::from_bytes(bytes.into()).is_ok());
+}
+
+#[tokio::test]
+async fn a_snapshot_can_be_read_for_as_long_as_it_is_held() {
+    let mut node = Node::with_ended_task();
+    let first = node.build_snapshot().await;
+    let (length, state) = (usize::try_from(first.snapshot.length()).unwrap(), node.view.read(State::clone));
+    let before = first.snapshot.piece(0, length).unwrap();
+    node.apply(5, archive());
+    node.build_snapshot().await;
+
+    assert_eq!(first.snapshot.piece(0, length).unwrap(), before);
+    assert_eq!(first.snapshot.decode().unwrap().1, state);
+}
+
+#[tokio::test]
+async fn a_snapshot_that_arrives_takes_the_place_of_the_one_that_was_there_or_leaves_nothing() {
+    let mut leader = Node::with_task();
+    let snapshot = leader.build_snapshot().await;
+    let mut follower = Node::new(0);
+    let bytes = snapshot.snapshot.piece(0, usize::try_from(snapshot.snapshot.length()).unwrap()).unwrap();
+
+    let mut torn = follower.view.incoming().unwrap();
+    torn.take(&bytes[..bytes.len() - 1]).unwrap();
+    assert!(torn.finish().is_err());
+    drop(follower.view.incoming().unwrap());
+    assert_eq!(follower.files(), ["finished.redb"]);
+
+    let mut incoming = follower.view.incoming().unwrap();
+    bytes.chunks(100).for_each(|piece| incoming.take(piece).unwrap());
+    let arrived = incoming.finish().unwrap();
+    follower.machine.install_snapshot(&snapshot.meta, arrived).await.unwrap();
+
+    assert_eq!(follower.files(), ["finished.redb", "state.snapshot"]);
+    let follower = Node::on(follower.stop());
+    assert_eq!(follower.view.read(State::clone), leader.view.read(State::clone));
+}
+
+#[tokio::test]
+async fn what_arrived_before_the_process_ended_is_removed_at_the_next_start() {
+    let node = Node::with_task();
+    std::mem::forget(node.view.incoming().unwrap());
+    assert_eq!(node.files().len(), 2);
+    assert_eq!(Node::on(node.stop()).files(), ["finished.redb"]);
 }
 
 #[tokio::test]
@@ -272,6 +318,14 @@ impl Node {
         let node = Self::with_task();
         node.apply(4, cancel());
         node
+    }
+
+    fn files(&self) -> Vec<String> {
+        let files = std::fs::read_dir(self.dir.path()).unwrap();
+        let mut names: Vec<String> =
+            files.map(|file| file.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
     }
 
     fn archived(&self) -> Option<Task> {
