@@ -178,28 +178,6 @@ pub(crate) fn wall_clock() -> Timestamp {
 
 /// Whether a proposal brings work, as opposed to what the work that was taken comes to.
 fn makes_work(logged: &LoggedProposal) -> bool {
-    use towline_core::Command;
     // What cannot be decoded is no report.
-    logged.proposal().map_or(true, |proposal| match proposal.command {
-        Command::Report(_)
-        | Command::Testify(_)
-        | Command::Resolve(_)
-        | Command::Cancel { .. }
-        | Command::NodeUp { .. }
-        | Command::NodeLost { .. }
-        | Command::Certify { .. }
-        | Command::RemoveNode { .. }
-        | Command::SetRole { .. }
-        | Command::Drain { .. }
-        | Command::Undrain { .. }
-        | Command::AssignPending
-        | Command::Sweep => false,
-        Command::Submit(_)
-        | Command::Continue { .. }
-        | Command::Found { .. }
-        | Command::MintToken { .. }
-        | Command::Upload { .. }
-        | Command::Note { .. }
-        | Command::Enrol(_) => true,
-    })
+    logged.proposal().map_or(true, |proposal| proposal.command.makes_work())
 }

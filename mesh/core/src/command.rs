@@ -8,6 +8,8 @@ use crate::{
     doubt::listed,
 };
 
+mod questions;
+
 /// A command, and who stands behind it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Proposal {

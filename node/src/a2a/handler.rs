@@ -336,28 +336,7 @@ async fn propose(
     command: Command,
     trace: &TraceContext,
 ) -> Result<TaskId, WireError> {
-    let canceled = match &command {
-        Command::Cancel { task } => Some(*task),
-        Command::Submit(_)
-        | Command::Continue { .. }
-        | Command::Report(_)
-        | Command::Resolve(_)
-        | Command::Testify(_)
-        | Command::Found { .. }
-        | Command::MintToken { .. }
-        | Command::Enrol(_)
-        | Command::NodeUp { .. }
-        | Command::NodeLost { .. }
-        | Command::Certify { .. }
-        | Command::RemoveNode { .. }
-        | Command::SetRole { .. }
-        | Command::Drain { .. }
-        | Command::Undrain { .. }
-        | Command::AssignPending
-        | Command::Sweep
-        | Command::Upload { .. }
-        | Command::Note { .. } => None,
-    };
+    let canceled = command.canceled();
     let reply = cluster.propose(Proposal { by: by.clone(), command }, Some(trace)).await.map_err(not_proposed)?;
     match reply {
         Reply::Submitted { task, .. } | Reply::Continued { task } => Ok(task),
