@@ -34,9 +34,6 @@ const FOUNDER: NodeId = NodeId(1);
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
     cluster: Option<(uuid::Uuid, String)>,
-    /// The node that founded it; a cluster that was founded empty has [`FOUNDER`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    founder: Option<NodeId>,
     nodes: BTreeMap<NodeId, Node>,
     /// Nodes that were members. Their certificates are still signed, and good for nothing.
     #[serde(default)]
@@ -150,11 +147,6 @@ impl State {
         self.cluster.as_ref().map(|(id, name)| (*id, name.as_str()))
     }
 
-    /// The node that founded the cluster.
-    pub fn founder(&self) -> NodeId {
-        self.founder.unwrap_or(FOUNDER)
-    }
-
     /// How many tasks there are, ended ones too.
     pub fn task_count(&self) -> usize {
         self.tasks.len()
@@ -172,7 +164,6 @@ impl State {
         }
         self.last.index = node.0;
         self.cluster = Some((cluster, name));
-        self.founder = Some(node);
         self.nodes = BTreeMap::from([(node, new_node(node, node_name, NodeRole::Voter, addresses, self.last.at))]);
         self.tokens.clear();
         self.removed.clear();
