@@ -283,10 +283,23 @@ impl Upload {
     /// # Errors
     /// When it has another hash, or no majority holds it in time. What is held then goes by itself, if nothing is proposed that names it.
     pub async fn finish(mut self, expected: Option<BlobHash>) -> Result<(BlobHash, u64), BlobError> {
-        let Some(writer) = self.writer.take() else { return Err(BlobError::Stopping) };
-        let (hash, length) = blocking(move || writer.finish(expected)).await?;
+        let (hash, length) = self.end(expected).await?;
         replicate::to_majority(&self.cluster, hash, length).await?;
         Ok((hash, length))
+    }
+
+    /// Everything has come: returns once this node holds it. Before a command may name it, [`ClusterHandle::hold_content`] has
+    /// a majority of the voters hold it as well.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub async fn finish_here(mut self) -> Result<(BlobHash, u64), BlobError> {
+        self.end(None).await
+    }
+
+    async fn end(&mut self, expected: Option<BlobHash>) -> Result<(BlobHash, u64), BlobError> {
+        let Some(writer) = self.writer.take() else { return Err(BlobError::Stopping) };
+        blocking(move || writer.finish(expected)).await
     }
 }
 
