@@ -38,6 +38,8 @@ pub struct AgentConfig {
     pub placement: Placement,
     /// How many of its tasks run on one node at the same time; none means that only the node's limit holds.
     pub permits: Option<u32>,
+    /// Most of its tasks in the cluster that have not ended; none means the limit of the core.
+    pub queue: Option<u32>,
     /// Most model calls of one task.
     pub max_steps: u32,
     /// Whether it may ask a person.
@@ -54,6 +56,7 @@ impl AgentConfig {
             description: self.description.clone(),
             placement: self.placement,
             tags: self.tags.clone(),
+            queue: self.queue,
         }
     }
 }

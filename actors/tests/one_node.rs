@@ -100,6 +100,7 @@ impl Node {
             hop: 0,
             deadline_ms,
             trace: trace(),
+            most_open: None,
         };
         let reply = self.propose(Command::Submit(Box::new(submission))).await;
         assert_eq!(reply, Reply::Submitted { task, created: true });
@@ -168,6 +169,7 @@ fn config() -> MeshConfig {
         delegates: vec![],
         placement: Placement::EveryNode,
         permits: Some(4),
+        queue: None,
         max_steps: 3,
         ask_human: true,
         tags: vec![],

@@ -28,7 +28,9 @@ use serde_json::json;
 use tokio::sync::Mutex;
 use towline_actors::Mesh;
 use towline_cluster::{ClusterHandle, ProposeError, Unavailable};
-use towline_core::{Agent, NodeRole, Placement, State as ClusterState, TaskId};
+use towline_core::{
+    Agent, NodeRole, Placement, Rejection, State as ClusterState, TaskId, limits::MAX_OPEN_TASKS_PER_AGENT,
+};
 
 use crate::{
     a2a::{listener::PeerAddress, principal},
@@ -39,6 +41,12 @@ pub use members::{DrainView, LeftTask};
 
 /// Longest life of a join token: who needs one later makes one later.
 const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// When another try is worth it after nobody answered: an election takes about a second.
+const NO_ANSWER: Duration = Duration::from_secs(1);
+
+/// What an agent's queue holds that asks for no shorter one.
+const DEFAULT_QUEUE: u32 = MAX_OPEN_TASKS_PER_AGENT as u32;
 
 /// What the operator API shows.
 pub struct Api {
@@ -67,6 +75,9 @@ pub struct AgentView {
     pub nodes: Vec<NodeView>,
     /// Its tasks that have not ended, on all nodes.
     pub open_tasks: usize,
+    /// How many it may have.
+    #[serde(default)]
+    pub queue: u32,
 }
 
 /// A node, named.
@@ -137,8 +148,6 @@ fn agent_view(state: &ClusterState, agent: &Agent) -> AgentView {
         name: state.node(*id).map(|node| node.name.clone()).unwrap_or_default(),
     };
     let nodes: Vec<NodeView> = agent.placed.iter().map(node).collect();
-    let runs = |id: &towline_core::NodeId| state.tasks_of(*id).filter(|task| task.agent == agent.spec.name).count();
-    let open_tasks = state.nodes().map(|node| runs(&node.id)).sum();
     AgentView {
         name: agent.spec.name.to_string(),
         description: agent.spec.description.clone(),
@@ -148,7 +157,8 @@ fn agent_view(state: &ClusterState, agent: &Agent) -> AgentView {
             Placement::EveryNode => None,
         },
         nodes,
-        open_tasks,
+        open_tasks: state.open_tasks_of(&agent.spec.name),
+        queue: agent.spec.queue.unwrap_or(DEFAULT_QUEUE),
     }
 }
 
@@ -223,34 +233,54 @@ struct ApiError {
     status: StatusCode,
     code: &'static str,
     message: String,
+    /// When another try is worth it.
+    retry_after: Option<Duration>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: String) -> Self {
-        Self { status, code, message }
+        Self { status, code, message, retry_after: None }
+    }
+
+    fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let body = json!({ "error": { "code": self.code, "message": self.message } });
-        (self.status, Json(body)).into_response()
+        let mut response = (self.status, Json(body)).into_response();
+        if let Some(wait) = self.retry_after {
+            let seconds = u64::try_from(wait.as_millis().div_ceil(1000)).unwrap_or(u64::MAX);
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        }
+        response
     }
 }
 
 impl From<Unavailable> for ApiError {
     fn from(error: Unavailable) -> Self {
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", error.to_string())
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", error.to_string()).retry_after(NO_ANSWER)
     }
 }
 
 impl From<ProposeError> for ApiError {
     fn from(error: ProposeError) -> Self {
-        let (status, code) = match &error {
-            ProposeError::Rejected(_) => (StatusCode::CONFLICT, "rejected"),
-            ProposeError::Unavailable { .. } => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
-            ProposeError::Unknown { .. } => (StatusCode::SERVICE_UNAVAILABLE, "unknown_outcome"),
-        };
-        ApiError::new(status, code, error.to_string())
+        let message = error.to_string();
+        match error {
+            ProposeError::Rejected(Rejection::Full { retry_after_ms, .. }) => {
+                let wait = Duration::from_millis(retry_after_ms);
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "full", message).retry_after(wait)
+            }
+            ProposeError::Rejected(_) => ApiError::new(StatusCode::CONFLICT, "rejected", message),
+            ProposeError::Unavailable { retry_after, .. } => {
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message).retry_after(retry_after)
+            }
+            ProposeError::Unknown { .. } => {
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unknown_outcome", message).retry_after(NO_ANSWER)
+            }
+        }
     }
 }

@@ -244,6 +244,7 @@ impl Doors {
             front_door: config.front_door.clone().unwrap_or_else(no_front_door),
             public_url: public_url.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            most_open: config.limits.open_tasks_per_principal,
             stopping: stopping.clone(),
         });
         let api = Arc::new(Api {

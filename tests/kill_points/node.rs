@@ -53,6 +53,7 @@ async fn start(data: PathBuf) -> Cluster {
         description: String::new(),
         placement: Placement::EveryNode,
         tags: Vec::new(),
+        queue: None,
     };
     let registered = async {
         while cluster.handle().register(Registration { capacity: 8, agents: vec![agent.clone()] }).await.is_err() {}
@@ -118,6 +119,7 @@ async fn submission(cluster: &Cluster, task: TaskId, text: String, with_file: bo
         hop: 0,
         deadline_ms: None,
         trace: TraceContext { trace_id: 1, span_id: 1, sampled: false },
+        most_open: None,
     };
     Proposal { by: Principal::Operator, command: Command::Submit(Box::new(submission)) }
 }

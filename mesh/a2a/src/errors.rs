@@ -165,6 +165,13 @@ impl WireError {
         error
     }
 
+    /// The same, and when it is worth another try.
+    #[must_use]
+    pub fn retry_after(mut self, wait: std::time::Duration) -> Self {
+        self.retry_after_ms = Some(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+        self
+    }
+
     /// The request may or may not have been taken.
     pub fn outcome_unknown(detail: impl std::fmt::Display) -> Self {
         let message = format!("outcome is unknown: {detail}; sending the same message again is safe");

@@ -357,6 +357,7 @@ fn registration() -> Registration {
         description: String::new(),
         placement: Placement::EveryNode,
         tags: Vec::new(),
+        queue: None,
     };
     Registration { capacity: 8, agents: vec![agent] }
 }
@@ -406,6 +407,7 @@ async fn propose_task(handle: &ClusterHandle, message: &str, text: &str, task: T
         hop: 0,
         deadline_ms: None,
         trace,
+        most_open: None,
     };
     let command = Command::Submit(Box::new(submission));
     handle.propose(Proposal { by: Principal::Operator, command }, Some(&trace)).await

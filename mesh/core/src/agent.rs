@@ -26,6 +26,9 @@ pub struct AgentSpec {
     /// Tags of its skill on the agent card.
     #[serde(default)]
     pub tags: Vec<String>,
+    /// Most of its tasks that have not ended; none means [`crate::limits::MAX_OPEN_TASKS_PER_AGENT`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<u32>,
 }
 
 /// An agent, as the nodes declared it.

@@ -73,6 +73,11 @@ impl Part {
         }
     }
 
+    fn extra_size(&self) -> usize {
+        let name = |name: &Option<String>| name.as_ref().map_or(0, String::len);
+        json_size(&self.metadata) + name(&self.media_type) + name(&self.filename)
+    }
+
     /// The blob that it names, if it does.
     pub fn blob(&self) -> Option<&Blob> {
         match &self.content {
@@ -115,6 +120,13 @@ impl Message {
     /// Bytes of content in all parts.
     pub fn size(&self) -> usize {
         self.parts.iter().map(Part::size).sum()
+    }
+
+    /// Bytes of what it says beside the content of its parts: metadata, media types, names of files, extensions, references.
+    pub fn extra_size(&self) -> usize {
+        let lengths = |texts: &[String]| texts.iter().map(String::len).sum::<usize>();
+        let parts: usize = self.parts.iter().map(Part::extra_size).sum();
+        json_size(&self.metadata) + lengths(&self.extensions) + lengths(&self.reference_task_ids) + parts
     }
 
     /// The blobs that its parts name.
@@ -175,6 +187,11 @@ impl Artifact {
             }
         }
     }
+}
+
+/// Bytes of metadata as JSON, about: without what stands between the pairs.
+fn json_size(metadata: &Metadata) -> usize {
+    metadata.iter().map(|(name, value)| name.len() + value.to_string().len()).sum()
 }
 
 fn join_text(parts: &[Part]) -> String {

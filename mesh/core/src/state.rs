@@ -21,9 +21,11 @@ mod dedup;
 mod doubt;
 mod enrolment;
 mod members;
+mod room;
 
 use blobs::Named;
 use dedup::{Expiring, Sent};
+use room::OpenTasks;
 
 type TaskKey = (VShard, TaskId);
 
@@ -60,6 +62,8 @@ pub struct State {
     /// What lies in the blob store.
     #[serde(default, skip_serializing_if = "Named::is_empty")]
     named: Named,
+    #[serde(skip)]
+    open: OpenTasks,
     last: Stamp,
 }
 
@@ -331,7 +335,7 @@ impl State {
         {
             return Err(Rejection::TaskEnded { task: parent.id, state: parent.status.state });
         }
-        self.check_room(&submission.agent)?;
+        self.check_room(&by, &submission)?;
         let blobs = blobs::of_message(&submission.message);
         self.check_blobs(by.owner(), None, &blobs)?;
 
@@ -342,6 +346,7 @@ impl State {
         if let Some(parent) = &task.parent {
             self.children.entry(parent.task).or_default().insert(id);
         }
+        self.open.opened(&task);
         self.tasks.insert(key(id), Arc::new(task));
         self.name_blobs(id, &blobs, stamp);
         self.unassigned.insert(id);
@@ -375,6 +380,7 @@ impl State {
         if !state.is_interrupted() {
             return Err(Rejection::TaskBusy { task: id, state });
         }
+        State::check_room_in(task, &message)?;
         let blobs = blobs::of_message(&message);
         self.check_blobs(by.owner(), Some(task), &blobs)?;
 
@@ -583,6 +589,7 @@ impl State {
     /// Notes that a task has ended, for the sweep.
     fn end(&mut self, id: TaskId, stamp: Stamp) {
         self.ended.insert((stamp.at, id));
+        self.close(id);
         self.let_messages_expire(id, stamp.at);
     }
 
@@ -699,23 +706,6 @@ impl State {
             }
         }
     }
-
-    fn check_room(&self, agent: &AgentName) -> Result<(), Rejection> {
-        const RETRY_AFTER_MS: u64 = 1_000;
-        let open = self.tasks.len() - self.ended.len();
-        let full =
-            |what: String, limit: usize| Rejection::Full { what, limit: limit as u64, retry_after_ms: RETRY_AFTER_MS };
-        if open >= limits::MAX_OPEN_TASKS {
-            return Err(full("the cluster's list of open tasks".into(), limits::MAX_OPEN_TASKS));
-        }
-        if open >= limits::MAX_OPEN_TASKS_PER_AGENT {
-            let of_agent = self.all_tasks().filter(|task| task.agent == *agent && !task.status.state.is_terminal());
-            if of_agent.count() >= limits::MAX_OPEN_TASKS_PER_AGENT {
-                return Err(full(format!("the queue of agent {agent}"), limits::MAX_OPEN_TASKS_PER_AGENT));
-            }
-        }
-        Ok(())
-    }
 }
 
 impl ListFilter {
@@ -771,6 +761,10 @@ fn check_message(message: &Message) -> Result<(), Rejection> {
             limit: limits::MAX_CONTENT_BYTES as u64,
         });
     }
+    if message.extra_size() > limits::MAX_METADATA_BYTES {
+        let limit = limits::MAX_METADATA_BYTES as u64;
+        return Err(Rejection::TooLarge { what: "metadata of the message in bytes".into(), limit });
+    }
     Ok(())
 }
 
@@ -793,7 +787,7 @@ fn new_node(id: NodeId, name: String, role: NodeRole, addresses: NodeAddresses, 
 }
 
 fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
-    let Submission { task: id, fresh_context, agent, message, parent, hop, deadline_ms, trace, prefer: _ } = submission;
+    let Submission { task: id, fresh_context, agent, message, parent, hop, deadline_ms, trace, .. } = submission;
     let context = message.context_id.clone().unwrap_or(fresh_context);
     let mut task = Task {
         id,

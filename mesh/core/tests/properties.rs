@@ -490,6 +490,14 @@ fn invariants(state: &State) -> bool {
     for node in state.nodes() {
         assert_eq!(state.load_of(node.id), state.tasks_of(node.id).count());
     }
+    for agent in state.agents() {
+        let open = |task: &&Task| task.agent == agent.spec.name && !task.status.state.is_terminal();
+        assert_eq!(
+            state.open_tasks_of(&agent.spec.name),
+            tasks(state).filter(open).count(),
+            "what is counted is there"
+        );
+    }
     let listed = state.list(&Principal::Operator, &ListFilter::default(), usize::MAX);
     assert_eq!(listed.total, tasks(state).filter(|task| task.owner == Principal::Operator).count());
     true

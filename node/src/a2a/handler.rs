@@ -117,6 +117,8 @@ pub(super) struct Fresh {
     pub node: NodeId,
     /// The span of the method.
     pub trace: TraceContext,
+    /// Most open tasks of one principal, as this node is told.
+    pub most_open: Option<u32>,
 }
 
 /// Answers a request under a span of its own.
@@ -139,6 +141,7 @@ pub(super) async fn handle(
         context: fresh_context()?,
         node: settings.cluster.node_id(),
         trace: span.context(),
+        most_open: settings.most_open,
     };
     let answered = match decide(method, &asked, agent, fresh) {
         Ok(decision) => perform(settings, &asked, decision, &mut span).await,
@@ -265,6 +268,7 @@ fn command(request: SendRequest, caller: &Caller, agent: AgentName, fresh: Fresh
         hop: caller.hop,
         deadline_ms: caller.deadline_ms,
         trace: fresh.trace,
+        most_open: fresh.most_open,
     })))
 }
 
@@ -431,7 +435,7 @@ fn fresh_context() -> Result<ContextId, WireError> {
 pub(super) fn not_proposed(error: ProposeError) -> WireError {
     match error {
         ProposeError::Rejected(rejection) => rejection.into(),
-        ProposeError::Unavailable { reason, .. } => WireError::unavailable(reason),
+        ProposeError::Unavailable { reason, retry_after } => WireError::unavailable(reason).retry_after(retry_after),
         ProposeError::Unknown { reason, .. } => WireError::outcome_unknown(reason),
     }
 }

@@ -47,6 +47,8 @@ pub struct A2aSettings {
     pub public_url: String,
     /// Version of the binary, for the cards.
     pub version: String,
+    /// Most open tasks that one principal may have; none means the default of the core.
+    pub most_open: Option<u32>,
     /// Canceled when the node begins to stop: streams end, so that their clients go on elsewhere, and waits answer.
     pub stopping: CancellationToken,
 }

@@ -369,6 +369,7 @@ impl Node {
             description: format!("The {name}."),
             placement: Placement::EveryNode,
             tags: Vec::new(),
+            queue: None,
         });
         let handle = cluster.handle();
         handle.register(Registration { capacity: 8, agents: agents.to_vec() }).await.unwrap();
@@ -378,6 +379,7 @@ impl Node {
             front_door: "surveyor".parse().unwrap(),
             public_url: url.clone(),
             version: "0".into(),
+            most_open: None,
             stopping: stopping.clone(),
         });
         let router = router(settings, Door::Public);
@@ -393,6 +395,7 @@ impl Node {
             front_door: "surveyor".parse().unwrap(),
             public_url: self.url.clone(),
             version: "0".into(),
+            most_open: None,
             stopping: self.stopping.clone(),
         });
         let body = serde_json::json!({ "jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {} }).to_string();

@@ -22,6 +22,7 @@ fn with_task() -> (State, TaskId) {
         description: "Works.".into(),
         placement: towline_core::Placement::EveryNode,
         tags: vec![],
+        queue: None,
     };
     let up = Command::NodeUp {
         node: NodeId(1),
@@ -51,6 +52,7 @@ fn with_task() -> (State, TaskId) {
         hop: 0,
         deadline_ms: None,
         trace: towline_core::TraceContext { trace_id: TRACE, span_id: 11, sampled: true },
+        most_open: None,
     };
     let node = || Principal::Node(NodeId(1));
     for (index, (by, command)) in

@@ -241,6 +241,7 @@ impl Node {
             description: "Does what its message says.".to_owned(),
             placement: Placement::EveryNode,
             tags: Vec::new(),
+            queue: None,
         };
         if self.life.handle.set(handle.clone()).is_err() {
             return Err("a life has one node".to_owned());

@@ -209,6 +209,7 @@ fn a_card_declares_streaming_and_nothing_that_is_not_there() {
         description: "Reads.".into(),
         placement: Placement::EveryNode,
         tags: Vec::new(),
+        queue: None,
     };
     let raw = card("reader", "Reads.", "http://127.0.0.1:7420/agents/reader", "0.1.0", &[agent]).unwrap();
     assert_eq!(raw["capabilities"]["streaming"], json!(true));
@@ -287,6 +288,7 @@ fn state_with_task(parts: Vec<Part>) -> (State, TaskId) {
         description: String::new(),
         placement: Placement::EveryNode,
         tags: Vec::new(),
+        queue: None,
     };
     let id = TaskId::from_uuid(uuid::Uuid::from_u128(1));
     let node = towline_core::Principal::Node(NodeId(1));
@@ -326,6 +328,7 @@ fn state_with_task(parts: Vec<Part>) -> (State, TaskId) {
                 hop: 0,
                 deadline_ms: None,
                 trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
+                most_open: None,
             })),
         ),
     ];

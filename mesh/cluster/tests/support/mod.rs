@@ -159,6 +159,7 @@ impl TestNode {
             description: "Reads one file.".into(),
             placement: Placement::EveryNode,
             tags: Vec::new(),
+            queue: None,
         };
         self.handle().register(Registration { capacity: 64, agents: vec![reader] }).await.unwrap();
     }
@@ -240,6 +241,7 @@ pub fn submit(task: TaskId, prefer: NodeId) -> Proposal {
         hop: 0,
         deadline_ms: None,
         trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
+        most_open: None,
     };
     Proposal { by: Principal::Operator, command: Command::Submit(Box::new(submission)) }
 }

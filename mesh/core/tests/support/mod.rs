@@ -235,6 +235,7 @@ pub fn node_up(node: u64, boot: BootId, capacity: u32) -> Command {
         description: format!("{agent} of the tests"),
         placement,
         tags: Vec::new(),
+        queue: None,
     };
     Command::NodeUp {
         node: NodeId(node),
@@ -257,6 +258,7 @@ pub fn submission(number: u64, agent: &str, prefer: u64, message: Message) -> Su
         hop: 0,
         deadline_ms: None,
         trace: span(number),
+        most_open: None,
     }
 }
 

@@ -133,6 +133,7 @@ fn fresh() -> Fresh {
         context: "c-1".parse().unwrap(),
         node: NodeId(1),
         trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
+        most_open: None,
     }
 }
 

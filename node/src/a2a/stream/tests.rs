@@ -151,6 +151,7 @@ impl Running {
             description: String::new(),
             placement: Placement::EveryNode,
             tags: Vec::new(),
+            queue: None,
         };
         let node = Principal::Node(Self::NODE);
         running.apply(
@@ -195,6 +196,7 @@ impl Running {
                 hop: 0,
                 deadline_ms: None,
                 trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
+                most_open: None,
             })),
         );
         running.report(vec![OwnerWord::TurnStarted { span: TraceContext { trace_id: 1, span_id: 3, sampled: true } }]);

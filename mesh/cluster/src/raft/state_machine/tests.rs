@@ -224,6 +224,7 @@ fn node_up() -> Proposal {
         description: "Reads one file.".into(),
         placement: Placement::EveryNode,
         tags: Vec::new(),
+        queue: None,
     };
     let command = Command::NodeUp {
         node: NodeId(1),
@@ -257,6 +258,7 @@ fn submit(task: u128, agent: &str) -> Proposal {
         hop: 0,
         deadline_ms: None,
         trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
+        most_open: None,
     };
     Proposal { by: Principal::Operator, command: Command::Submit(Box::new(submission)) }
 }
