@@ -26,6 +26,8 @@ mod recovery;
 mod tests;
 
 use std::{
+#[cfg(any(test, feature = "kill-points"))]
+pub(crate) mod through;
     collections::{BTreeMap, VecDeque},
     io,
     path::{Path, PathBuf},

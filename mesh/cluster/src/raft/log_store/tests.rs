@@ -8,7 +8,14 @@ use tempfile::TempDir;
 use towline_core::Timestamp;
 
 use super::*;
-use crate::{raft::RaftLeaderId, wal::disk::OsDisk, wire::logged_from_bytes};
+use crate::{
+    raft::RaftLeaderId,
+    wal::{
+        disk::{OsDisk, Space},
+        through::{Through, Trouble},
+    },
+    wire::logged_from_bytes,
+};
 
 #[tokio::test]
 async fn committed_entries_are_read_back_from_disk() {
@@ -66,7 +73,7 @@ async fn entries_that_are_purged_while_they_are_read_are_left_out() {
 #[tokio::test]
 async fn a_disk_that_became_read_only_is_said_before_a_write_fails() {
     let dir = tempfile::tempdir().unwrap();
-    let log = LogStore::open_on(dir.path(), Arc::new(ReadOnlyDisk), HOT_BYTES).unwrap();
+    let log = LogStore::open_on(dir.path(), Arc::new(Through(ReadOnly)), HOT_BYTES).unwrap();
     let LogHealth::Failed { detail } = log.health() else { panic!("{:?}", log.health()) };
     assert!(detail.ends_with("is read-only"), "{detail}");
     log.close().await;
@@ -175,46 +182,11 @@ fn sized_entry(index: u64, size: usize) -> RaftEntry {
 }
 
 /// A disk that says of itself that it is read-only.
-struct ReadOnlyDisk;
+#[derive(Clone)]
+struct ReadOnly;
 
-impl Disk for ReadOnlyDisk {
-    fn create(&self, path: &Path) -> io::Result<Box<dyn crate::wal::disk::DiskFile>> {
-        OsDisk.create(path)
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn crate::wal::disk::DiskFile>> {
-        OsDisk.open(path)
-    }
-
-    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
-        OsDisk.read(path)
-    }
-
-    fn read_ranges(&self, path: &Path, ranges: &[(u64, usize)]) -> io::Result<Vec<Vec<u8>>> {
-        OsDisk.read_ranges(path, ranges)
-    }
-
-    fn size(&self, path: &Path) -> io::Result<u64> {
-        OsDisk.size(path)
-    }
-
-    fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
-        OsDisk.list(dir)
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        OsDisk.remove(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        OsDisk.rename(from, to)
-    }
-
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        OsDisk.sync_dir(dir)
-    }
-
-    fn space(&self, dir: &Path) -> io::Result<Space> {
-        OsDisk.space(dir).map(|space| Space { read_only: true, ..space })
+impl Trouble for ReadOnly {
+    fn space(&self, space: Space) -> Space {
+        Space { read_only: true, ..space }
     }
 }
