@@ -64,6 +64,10 @@ pub(crate) fn simulated() -> Option<&'static dyn Machine> {
 
 /// The disk of this node's log and snapshots.
 pub(crate) fn disk() -> Arc<dyn Disk> {
+    #[cfg(feature = "kill-points")]
+    if let Some(ailing) = crate::wal::ailing::disk() {
+        return ailing;
+    }
     simulated().map_or_else(|| Arc::new(OsDisk) as Arc<dyn Disk>, Machine::disk)
 }
 

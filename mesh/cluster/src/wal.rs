@@ -19,15 +19,17 @@
 //!
 //! A full disk is waited for, with everything kept; a failed `fdatasync` or any other failed write is final.
 
+#[cfg(feature = "kill-points")]
+pub(crate) mod ailing;
 pub(crate) mod disk;
 mod record;
 mod recovery;
 #[cfg(test)]
 mod tests;
-
-use std::{
 #[cfg(any(test, feature = "kill-points"))]
 pub(crate) mod through;
+
+use std::{
     collections::{BTreeMap, VecDeque},
     io,
     path::{Path, PathBuf},
