@@ -173,6 +173,7 @@ impl Cluster {
 
     /// Lets this node apply nothing until it is called again, for tests of a state machine that stands still.
     #[doc(hidden)]
+    #[cfg(feature = "kill-points")]
     pub fn hold_applying(&self, held: bool) {
         self.handle.leadership().view().hold(held);
     }

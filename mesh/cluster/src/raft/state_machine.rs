@@ -104,6 +104,7 @@ struct Shared {
     index: watch::Sender<u64>,
     effects: broadcast::Sender<Effect>,
     watched: Arc<Watched>,
+    #[cfg(feature = "kill-points")]
     held: watch::Sender<bool>,
 }
 
@@ -180,6 +181,7 @@ impl StateMachine {
             index: watch::Sender::new(index),
             effects: broadcast::Sender::new(EFFECTS_KEPT),
             watched: Arc::default(),
+            #[cfg(feature = "kill-points")]
             held: watch::Sender::new(false),
         });
         Ok((StateMachine(shared.clone()), StateView(shared)))
@@ -261,6 +263,7 @@ impl StateView {
     }
 
     /// Lets nothing be applied while it is held.
+    #[cfg(feature = "kill-points")]
     pub(crate) fn hold(&self, held: bool) {
         self.0.held.send_replace(held);
     }
@@ -298,6 +301,7 @@ impl Shared {
         Ok(responses)
     }
 
+    #[cfg(feature = "kill-points")]
     async fn let_go(&self) {
         if *self.held.borrow() {
             let freed = self.held.subscribe().wait_for(|held| !held).await.map(|_| ());
@@ -410,6 +414,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     {
         let mut batches = entries.try_ready_chunks(APPLIED_TOGETHER);
         while let Some(batch) = batches.try_next().await.map_err(|TryReadyChunksError(_, error)| error)? {
+            #[cfg(feature = "kill-points")]
             self.0.let_go().await;
             let (entries, responders): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
             let responses = self.0.apply(entries)?;
