@@ -27,6 +27,7 @@ use crate::{
     leader::{Leadership, ReadIndex, Written},
     peers::{self, Lane, Peers},
     roster::{NotAdmitted, Roster},
+    search::Finder,
     sessions::{LeaderSessions, OwnSession},
     status,
     wire::{self, WireError},
@@ -76,6 +77,7 @@ pub(crate) struct Inner {
     pub(crate) own_session: Arc<OwnSession>,
     pub(crate) http: reqwest::Client,
     in_flight: Semaphore,
+    finder: Finder,
 }
 
 /// The parts that [`crate::Cluster::start`] puts together.
@@ -111,6 +113,7 @@ impl ClusterHandle {
             own_session: Arc::default(),
             http,
             in_flight: Semaphore::new(MAX_IN_FLIGHT),
+            finder: Finder::default(),
         }))
     }
 
@@ -440,7 +443,10 @@ impl ClusterHandle {
         loop {
             if let Some(leader) = search.next(self) {
                 match self.attempt(leader, payload.clone(), trace, deadline).await {
-                    Attempt::Here(Written::Applied { index, outcome }) => return Ok((index, outcome)),
+                    Attempt::Here(Written::Applied { index, outcome }) => {
+                        self.0.finder.answered(Some(leader));
+                        return Ok((index, outcome));
+                    }
                     Attempt::Here(Written::NotLeader(other)) => search.learn(leader, other),
                     Attempt::Here(Written::Unavailable(reason)) if !sent => {
                         return Err(ProposeError::Unavailable { reason, retry_after: RETRY_AFTER });
@@ -450,7 +456,10 @@ impl ClusterHandle {
                         sent = true;
                         search.reason = reason;
                     }
-                    Attempt::Unreached(reason) => search.reason = reason,
+                    Attempt::Unreached(reason) => {
+                        self.0.finder.rest(Some(leader));
+                        search.reason = reason;
+                    }
                 }
             }
             if Instant::now() + SEARCH_PAUSE >= deadline {
@@ -513,12 +522,18 @@ impl ClusterHandle {
                     () = self.another_leads(leader) => None,
                 };
                 match answer {
-                    Some(Ok(ReadIndex::At(index))) => return Ok(index),
+                    Some(Ok(ReadIndex::At(index))) => {
+                        self.0.finder.answered(Some(leader));
+                        return Ok(index);
+                    }
                     Some(Ok(ReadIndex::NotLeader(other))) => search.learn(leader, other),
                     Some(Ok(ReadIndex::Stopped(reason))) => {
                         return Err(Unavailable { reason: format!("raft core has stopped: {reason}") });
                     }
-                    Some(Err(reason)) => search.reason = reason,
+                    Some(Err(reason)) => {
+                        self.0.finder.rest(Some(leader));
+                        search.reason = reason;
+                    }
                     None => search.reason = format!("node {leader} has not confirmed that it leads"),
                 }
             }
@@ -595,7 +610,8 @@ impl Attempt {
     }
 }
 
-/// Looks for the leader: a hint first, then what Raft says, then one node after the other.
+/// Looks for the leader: a hint first, then what Raft says, then one node after the other. All searches of the node share what
+/// they find out.
 struct Search {
     hint: Option<NodeId>,
     /// Tries without any word of a leader.
@@ -615,13 +631,19 @@ impl Search {
     const PATIENCE: usize = 5;
 
     fn next(&mut self, cluster: &ClusterHandle) -> Option<NodeId> {
+        let finder = &cluster.0.finder;
         if let Some(leader) = self.hint.take().or_else(|| cluster.leadership().leader()) {
-            return Some(leader);
+            finder.answered(None);
+            return finder.may_ask(Some(leader)).then_some(leader);
         }
         self.blind += 1;
         let others: Vec<NodeId> =
             cluster.peers().book().nodes().into_iter().filter(|node| *node != cluster.node_id()).collect();
         let turn = self.blind.checked_sub(Self::PATIENCE)?;
+        if !finder.may_ask(None) {
+            return None;
+        }
+        finder.rest(None);
         others.get(turn % others.len().max(1)).copied()
     }
 

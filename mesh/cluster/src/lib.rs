@@ -38,6 +38,7 @@ mod reconcile;
 mod roster;
 #[doc(hidden)]
 pub mod seams;
+mod search;
 mod service;
 mod sessions;
 mod status;
@@ -172,8 +173,8 @@ impl Cluster {
     }
 
     /// Lets this node apply nothing until it is called again, for tests of a state machine that stands still.
-    #[doc(hidden)]
     #[cfg(feature = "kill-points")]
+    #[doc(hidden)]
     pub fn hold_applying(&self, held: bool) {
         self.handle.leadership().view().hold(held);
     }
