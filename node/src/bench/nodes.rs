@@ -56,12 +56,20 @@ pub(super) struct Nodes {
 impl Nodes {
     /// Three nodes with the agents of the bench.
     pub(super) async fn start(dir: &Path) -> Result<Self, BenchError> {
-        Self::start_some(dir, usize::MAX, AGENTS).await
+        Self::start_program(&this_program()?, dir).await
+    }
+
+    /// The same of another build.
+    pub(super) async fn start_program(program: &Path, dir: &Path) -> Result<Self, BenchError> {
+        Self::start_nodes(program, dir, usize::MAX, AGENTS).await
     }
 
     /// At most `count` nodes with these agents.
     pub(super) async fn start_some(dir: &Path, count: usize, agents: &str) -> Result<Self, BenchError> {
-        let program = std::env::current_exe().map_err(|source| file("find", Path::new("this program"), source))?;
+        Self::start_nodes(&this_program()?, dir, count, agents).await
+    }
+
+    async fn start_nodes(program: &Path, dir: &Path, count: usize, agents: &str) -> Result<Self, BenchError> {
         fs::create_dir_all(dir).map_err(|source| file("make folder", dir, source))?;
         let mut plans = plan_on_free_ports(dir)?;
         plans.truncate(count);
@@ -72,8 +80,8 @@ impl Nodes {
         }
         let rules = dir.join("rules.yaml");
         fs::write(&rules, RULES).map_err(|source| file("write", &rules, source))?;
-        let cluster = RunningCluster::start(&program, CLUSTER, plans).await?;
-        Ok(Self { cluster, program, dir: dir.to_owned() })
+        let cluster = RunningCluster::start(program, CLUSTER, plans).await?;
+        Ok(Self { cluster, program: program.to_owned(), dir: dir.to_owned() })
     }
 
     /// The processes that run.
@@ -118,15 +126,21 @@ impl Nodes {
     }
 }
 
+/// The binary that runs.
+pub(super) fn this_program() -> Result<PathBuf, BenchError> {
+    std::env::current_exe().map_err(|source| file("find", Path::new("this program"), source))
+}
+
 fn copy_file(from: &Path, to: &Path, name: &str) -> Result<(), BenchError> {
     fs::create_dir_all(to).map_err(|source| file("make folder", to, source))?;
     let target = to.join(name);
     fs::copy(from.join(name), &target).map(|_| ()).map_err(|source| file("copy to", &target, source))
 }
 
-/// An agent that answers at once, and one that takes two seconds.
+/// An agent that answers at once, one that takes two seconds, and one that delegates to the first.
 const AGENTS: &str = "  - { name: noop, description: Does nothing., instruction: Do nothing., replicas: all }
   - { name: slow, description: Speaks slowly., instruction: Speak slowly., replicas: all }
+  - { name: boss, description: Delegates., instruction: Delegate., replicas: all, delegates: [noop] }
 ";
 
 fn config(node: &NodePlan, agents: &str) -> String {
