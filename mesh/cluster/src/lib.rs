@@ -189,13 +189,16 @@ impl Cluster {
         }
     }
 
+    /// Waits for the metrics that change with roles and members, and for their end: those of the data change with each entry.
     async fn core_stopped(&self) -> String {
-        let mut metrics = self.handle.leadership().raft().metrics();
+        let raft = self.handle.leadership().raft();
+        let mut server = raft.server_metrics();
         loop {
-            if let Err(fatal) = &metrics.borrow_and_update().running_state {
+            let ended = server.changed().await.is_err();
+            if let Err(fatal) = &raft.metrics().borrow_watched().running_state {
                 return fatal.to_string();
             }
-            if metrics.changed().await.is_err() {
+            if ended {
                 return "raft core ended".to_owned();
             }
         }
