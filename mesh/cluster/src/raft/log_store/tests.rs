@@ -25,6 +25,30 @@ async fn committed_entries_are_read_back_from_disk() {
 }
 
 #[tokio::test]
+async fn what_is_committed_goes_to_disk_with_the_next_append_or_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = LogStore::open(dir.path()).unwrap();
+    log.blocking_append((1..=3).map(|index| entry(1, index))).await.unwrap();
+    log.save_committed(Some(log_id(1, 2))).await.unwrap();
+    log.blocking_append([entry(1, 4)]).await.unwrap();
+    log.save_committed(Some(log_id(1, 3))).await.unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(dir.path()).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    }
+    log.close().await;
+
+    let mut killed = LogStore::open(copy.path()).unwrap();
+    let mut closed = LogStore::open(dir.path()).unwrap();
+
+    assert_eq!(killed.read_committed().await.unwrap(), Some(log_id(1, 2)));
+    assert_eq!(closed.read_committed().await.unwrap(), Some(log_id(1, 3)));
+    killed.close().await;
+    closed.close().await;
+}
+
+#[tokio::test]
 async fn a_batch_for_a_follower_is_bounded_in_bytes_and_never_empty() {
     let dir = tempfile::tempdir().unwrap();
     let mut log = LogStore::open(dir.path()).unwrap();
