@@ -9,7 +9,7 @@
 //! with the state when it starts.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
@@ -21,7 +21,7 @@ use openraft::{
     EntryPayload, OptionalSend, RaftSnapshotBuilder,
     storage::{EntryResponder, RaftStateMachine},
 };
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{broadcast, oneshot, watch};
 use towline_core::{Effect, Proposal, Stamp, State, Task, TaskId, Timestamp, VShard};
 
 use super::{
@@ -102,6 +102,7 @@ struct Shared {
     /// Effects of entries up to this index are not repeated.
     quiet_through: u64,
     index: watch::Sender<u64>,
+    arrivals: Arrivals,
     effects: broadcast::Sender<Effect>,
     watched: Arc<Watched>,
     held: watch::Sender<bool>,
@@ -178,6 +179,7 @@ impl StateMachine {
             saved,
             quiet_through,
             index: watch::Sender::new(index),
+            arrivals: Arrivals::default(),
             effects: broadcast::Sender::new(EFFECTS_KEPT),
             watched: Arc::default(),
             held: watch::Sender::new(false),
@@ -255,9 +257,8 @@ impl StateView {
 
     /// Returns once the entry at an index is applied here.
     pub async fn wait_applied(&self, index: u64) {
-        let mut applied = self.applied();
-        let reached = applied.wait_for(|applied| *applied >= index).await;
-        reached.expect("the view holds the sender");
+        let Some(reached) = self.0.arrivals.wait(index, &self.0.index) else { return };
+        reached.await.expect("the view holds the sender until the index is reached");
     }
 
     /// Lets nothing be applied while it is held.
@@ -288,7 +289,7 @@ impl Shared {
             decoded.into_iter().map(|entry| applied.apply(entry)).collect()
         };
         if let Some(last) = responses.last() {
-            self.index.send_replace(last.index);
+            self.reached(last.index);
         }
         for ApplyResponse { index, outcome } in &responses {
             if let Some(Ok(applied)) = outcome {
@@ -296,6 +297,11 @@ impl Shared {
             }
         }
         Ok(responses)
+    }
+
+    fn reached(&self, index: u64) {
+        self.index.send_replace(index);
+        self.arrivals.tell(index);
     }
 
     async fn let_go(&self) {
@@ -332,7 +338,7 @@ impl Shared {
             effects
         };
         let index = meta.last_log_id.map_or(0, |log_id| log_id.index);
-        self.index.send_replace(index);
+        self.reached(index);
         self.publish(&effects, index > self.quiet_through);
         Ok(())
     }
@@ -461,6 +467,44 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
             Ok(RaftSnapshot { meta, snapshot: file })
         };
         seams::blocking(work).await?
+    }
+}
+
+/// Who waits for which index: each is woken once, when it is reached. Everyone who waited on the index itself would be woken
+/// by every batch that is applied.
+#[derive(Debug, Default)]
+struct Arrivals(Mutex<BTreeMap<u64, Vec<oneshot::Sender<()>>>>);
+
+impl Arrivals {
+    /// What ends when an index is reached; nothing if it is. Proposals and reads are bounded where they come in, and who gave up
+    /// makes room before more is taken.
+    fn wait(&self, index: u64, applied: &watch::Sender<u64>) -> Option<oneshot::Receiver<()>> {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if *applied.borrow() >= index {
+            return None;
+        }
+        let (reached, arrival) = oneshot::channel();
+        let waiters = waiting.entry(index).or_default();
+        if waiters.len() == waiters.capacity() {
+            waiters.retain(|waiter| !waiter.is_closed());
+        }
+        waiters.push(reached);
+        Some(arrival)
+    }
+
+    /// Wakes those who waited for an index up to this one, which is told as applied before.
+    fn tell(&self, index: u64) {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.is_empty() {
+            return;
+        }
+        let later = waiting.split_off(&index.saturating_add(1));
+        let arrived = std::mem::replace(&mut *waiting, later);
+        drop(waiting);
+        for reached in arrived.into_values().flatten() {
+            // Who waited may have given up.
+            let _ = reached.send(());
+        }
     }
 }
 

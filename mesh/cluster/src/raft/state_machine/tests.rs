@@ -44,6 +44,23 @@ async fn effects_of_entries_that_were_in_the_log_at_start_are_not_repeated() {
 }
 
 #[tokio::test]
+async fn whoever_waits_for_an_index_is_woken_when_it_is_applied_and_not_before() {
+    let node = Node::new(0);
+    node.apply(1, found());
+    node.view.wait_applied(1).await;
+    let mut third = Box::pin(node.view.wait_applied(3));
+    let mut given_up = Box::pin(node.view.wait_applied(3));
+    assert!(futures::poll!(&mut third).is_pending() && futures::poll!(&mut given_up).is_pending());
+    drop(given_up);
+
+    node.apply(2, node_up());
+    assert!(futures::poll!(&mut third).is_pending());
+    node.apply(3, submit(7, "reader"));
+
+    timeout(Duration::from_secs(5), third).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_watch_wakes_on_a_change_that_came_before_it_was_asked() {
     let node = Node::new(0);
     node.apply(1, found());
