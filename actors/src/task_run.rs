@@ -839,9 +839,16 @@ impl TaskRunState {
         headers
     }
 
+    /// The last piece of a text goes into the log with the answer, which follows at once.
     fn progress(&mut self, step: StepNo, attempt: u32, progress: Progress) {
         match progress {
-            Progress::Text(piece) => self.show(step, attempt, piece),
+            Progress::Text(piece) => {
+                let last = piece.last;
+                self.show(step, attempt, piece);
+                if last {
+                    return;
+                }
+            }
             Progress::AskedAgain { attempt, error } => {
                 if let Some(span) = &mut self.turn {
                     span.event(
