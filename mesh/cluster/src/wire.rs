@@ -24,6 +24,8 @@ const SNAPSHOT_FORMAT: u32 = 1;
 const SNAPSHOT_MARK: [u8; 8] = *b"TOWLSNAP";
 /// mark(8) | format(4) | length of meta(4) | checksum(32)
 const SNAPSHOT_HEADER: usize = 48;
+/// A payload below this is copied out of the buffer that it came in; a larger one is most of it.
+const OWNED_BELOW: usize = 4 * 1024;
 /// A larger proposal is refused: with its envelope it has to fit into one frame between nodes, which is 8 MiB.
 pub const MAX_PROPOSAL_BYTES: usize = 6 * 1024 * 1024;
 
@@ -134,7 +136,7 @@ impl LoggedProposal {
     /// When it is too large for a frame between nodes.
     pub fn from_known(at: Timestamp, trace: Option<TraceContext>, payload: Bytes) -> Result<Self, WireError> {
         check_proposal_size(&payload)?;
-        Ok(Self { at, trace, payload })
+        Ok(Self { at, trace, payload: own(payload) })
     }
 
     /// Decodes the proposal.
@@ -267,7 +269,14 @@ fn logged_to_proto(logged: &LoggedProposal) -> v1::LoggedProposal {
 
 /// A traceparent that is malformed is dropped: a trace is never a reason to refuse an entry.
 fn logged_from_proto(logged: v1::LoggedProposal) -> LoggedProposal {
-    LoggedProposal { at: Timestamp(logged.at_ms), trace: logged.traceparent.parse().ok(), payload: logged.proposal }
+    let payload = own(logged.proposal);
+    LoggedProposal { at: Timestamp(logged.at_ms), trace: logged.traceparent.parse().ok(), payload }
+}
+
+/// Takes a small payload out of the buffer that it was received in, which has 8 KiB and would stay in memory for as long as
+/// the entry does.
+fn own(payload: Bytes) -> Bytes {
+    if payload.len() < OWNED_BELOW { Bytes::copy_from_slice(&payload) } else { payload }
 }
 
 /// A proposal in the log whose bytes nobody has checked.
