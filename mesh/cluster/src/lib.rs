@@ -14,6 +14,7 @@ pub mod archive;
 mod blobs;
 mod caller;
 mod certificates;
+mod coalesce;
 mod credentials;
 mod enrolment;
 mod error;
@@ -63,6 +64,7 @@ use towline_proto::v1::{enrol_server::EnrolServer, peer_server::PeerServer, raft
 pub use blobs::{BlobContent, BlobError, Upload};
 pub use caller::{PeerCaller, PeerCredentials};
 pub use certificates::{CERTIFICATE_LIFE, CertifiedNode};
+pub use coalesce::Coalesced;
 pub use error::{ClusterError, ProposeError, Unavailable};
 pub use handle::{ClusterHandle, Registration};
 pub use membership::Identity;

@@ -29,6 +29,7 @@ use towline_proto::v1::{enrol_client::EnrolClient, peer_client::PeerClient, raft
 use crate::{
     ClusterError, PeerIdentity,
     certificates::{self, CertifiedNode},
+    coalesce::Coalesced,
     credentials::{self, Alpn, Credentials},
     fences::Fences,
     handle::ClusterHandle,
@@ -255,7 +256,7 @@ impl Dial {
             }
             let stream = TcpStream::connect(&address).await?;
             stream.set_nodelay(true)?;
-            let link: Box<dyn Link> = Box::new(self.tls.connect(self.name, stream).await?);
+            let link: Box<dyn Link> = Box::new(Coalesced::new(self.tls.connect(self.name, stream).await?));
             Ok(link)
         };
         let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("dial of {address} took {CONNECT_TIMEOUT:?}"));
