@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
-use towline_core::{AgentName, AgentSpec, OnAdoption, Placement};
+use towline_core::{AgentName, AgentSpec, Labels, OnAdoption, Placement};
 
 /// The whole configuration of this node's part of the mesh.
 #[derive(Debug, Clone, Default)]
@@ -44,6 +44,8 @@ pub struct AgentConfig {
     pub ask_human: bool,
     /// Tags of its skill on the agent card.
     pub tags: Vec<String>,
+    /// It runs only on nodes that have all of these.
+    pub labels: Labels,
 }
 
 impl AgentConfig {
@@ -54,6 +56,7 @@ impl AgentConfig {
             description: self.description.clone(),
             placement: self.placement,
             tags: self.tags.clone(),
+            labels: self.labels.clone(),
         }
     }
 }

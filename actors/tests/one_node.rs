@@ -72,7 +72,8 @@ impl Node {
         let handle = cluster.handle();
         let config = config();
         let mesh = Mesh::start(config.clone(), handle.clone()).await.unwrap();
-        let registration = Registration { capacity: 8, agents: Mesh::agent_specs(&config) };
+        let registration =
+            Registration { capacity: 8, agents: Mesh::agent_specs(&config), labels: towline_core::Labels::new() };
         handle.register(registration).await.unwrap();
         Self { cluster, handle, mesh: Some(mesh), config, _dir: dir }
     }
@@ -171,6 +172,7 @@ fn config() -> MeshConfig {
         max_steps: 3,
         ask_human: true,
         tags: vec![],
+        labels: towline_core::Labels::new(),
     };
     MeshConfig {
         permits: 8,

@@ -28,7 +28,7 @@ use serde_json::json;
 use tokio::sync::Mutex;
 use towline_actors::Mesh;
 use towline_cluster::{ClusterHandle, ProposeError, Unavailable};
-use towline_core::{Agent, NodeRole, Placement, State as ClusterState, TaskId};
+use towline_core::{Agent, NodeRole, Placement, State as ClusterState, Task, TaskId};
 
 use crate::{
     a2a::{listener::PeerAddress, principal},
@@ -67,6 +67,16 @@ pub struct AgentView {
     pub nodes: Vec<NodeView>,
     /// Its tasks that have not ended, on all nodes.
     pub open_tasks: usize,
+}
+
+/// A task, as the operator sees it.
+#[derive(Debug, Serialize)]
+struct TaskView {
+    #[serde(flatten)]
+    task: Task,
+    /// What it waits for, if it has no owner and should have one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waits_for: Option<String>,
 }
 
 /// A node, named.
@@ -159,8 +169,9 @@ async fn mcp(State(api): State<Arc<Api>>) -> Response {
 
 async fn task(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Response, ApiError> {
     let id = task_id(&id)?;
-    let task = api.cluster.read(|state| state.task(id).cloned()).await?;
-    task.map(|task| Json(task).into_response()).ok_or_else(|| unknown_task(id))
+    let found = api.cluster.read(|state| state.task(id).cloned().map(|task| (task, state.waits_for(id)))).await?;
+    let (task, waits_for) = found.ok_or_else(|| unknown_task(id))?;
+    Ok(Json(TaskView { task, waits_for }).into_response())
 }
 
 async fn trace(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Response, ApiError> {
@@ -185,6 +196,7 @@ struct TokenRequest {
 enum RoleName {
     Voter,
     Learner,
+    Worker,
 }
 
 async fn join_token(
@@ -199,6 +211,7 @@ async fn join_token(
     let role = match request.role {
         RoleName::Voter => NodeRole::Voter,
         RoleName::Learner => NodeRole::Learner,
+        RoleName::Worker => NodeRole::Worker,
     };
     let token = api.cluster.mint_token(role, ttl).await?;
     let join = api.cluster.own_peer_address();

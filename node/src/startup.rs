@@ -305,7 +305,7 @@ async fn start_mesh(config: &NodeConfig, handle: &ClusterHandle, api: &Api) -> R
     let agents = Mesh::agent_specs(&config.mesh);
     let mesh = Mesh::start(config.mesh.clone(), handle.clone()).await.map_err(CliError::other)?;
     *api.mesh.lock().await = Some(mesh);
-    let registration = Registration { capacity: config.mesh.permits, agents };
+    let registration = Registration { capacity: config.mesh.permits, agents, labels: config.node.labels.clone() };
     register(handle, registration).await?;
     api.ready.store(true, Ordering::Relaxed);
     tracing::info!(

@@ -53,9 +53,15 @@ async fn start(data: PathBuf) -> Cluster {
         description: String::new(),
         placement: Placement::EveryNode,
         tags: Vec::new(),
+        labels: towline_core::Labels::new(),
     };
     let registered = async {
-        while cluster.handle().register(Registration { capacity: 8, agents: vec![agent.clone()] }).await.is_err() {}
+        while cluster
+            .handle()
+            .register(Registration { capacity: 8, agents: vec![agent.clone()], labels: towline_core::Labels::new() })
+            .await
+            .is_err()
+        {}
     };
     tokio::time::timeout(Duration::from_secs(30), registered).await.unwrap();
     println!("term {}", cluster.handle().status().term);

@@ -265,6 +265,8 @@ impl From<Rejection> for WireError {
             | Rejection::AddressTaken { .. }
             | Rejection::OtherKey { .. }
             | Rejection::OnlySigner { .. }
+            | Rejection::IsWorker { .. }
+            | Rejection::IsNoWorker { .. }
             | Rejection::UnknownNode { .. }
             | Rejection::NodeRemoved { .. }
             | Rejection::QuorumNeeds { .. }

@@ -9,6 +9,7 @@
 //! the background, and every node fetches what is named and it does not hold (`upkeep`). What nothing names is removed a day
 //! after it was written last.
 
+mod cache;
 mod parts;
 mod replicate;
 mod safety;
@@ -34,6 +35,7 @@ use towline_core::BlobHash;
 
 use crate::{handle::ClusterHandle, seams};
 
+pub(crate) use cache::run as run_cache;
 pub(crate) use replicate::Pushes;
 pub(crate) use safety::unsafe_reason;
 pub(crate) use serve::{ChunkStream, get, hold, missing, named, put};
@@ -232,9 +234,8 @@ impl ClusterHandle {
 
     /// Whether there is room for blobs beside what is kept for the log.
     pub(crate) fn has_room_for_blobs(&self, bytes: u64) -> Result<(), BlobError> {
-        self.leadership()
-            .log()
-            .has_room_beside(bytes)
+        let Some(log) = self.leadership().log() else { return cache::has_room(self, bytes) };
+        log.has_room_beside(bytes)
             .map_err(|full| BlobError::NoRoom { reason: format!("node {}: {full}", self.node_id()) })
     }
 

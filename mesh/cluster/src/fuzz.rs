@@ -81,6 +81,10 @@ pub fn peer_messages(bytes: &[u8]) {
     drop(v1::KeepAliveRequest::decode(bytes));
     drop(v1::KeepAliveResponse::decode(bytes));
     drop(v1::SpansResponse::decode(bytes));
+    drop(v1::TailRequest::decode(bytes));
+    if let Ok(piece) = v1::TailPiece::decode(bytes) {
+        piece.entries.into_iter().for_each(|entry| drop(wire::entry_from_proto(entry)));
+    }
 }
 
 /// The file of a blob: what is understood is exactly what its name says.

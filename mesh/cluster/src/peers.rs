@@ -65,6 +65,8 @@ pub(crate) enum Lane {
     Blobs,
     /// Keep-alives and probes, which must not wait behind a large proposal.
     Session,
+    /// What a worker is fed.
+    Tail,
 }
 
 /// A channel that marks each call with the node it is meant for.

@@ -357,8 +357,9 @@ fn registration() -> Registration {
         description: String::new(),
         placement: Placement::EveryNode,
         tags: Vec::new(),
+        labels: towline_core::Labels::new(),
     };
-    Registration { capacity: 8, agents: vec![agent] }
+    Registration { capacity: 8, agents: vec![agent], labels: towline_core::Labels::new() }
 }
 
 fn fresh_task() -> TaskId {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-use crate::{AgentName, NodeId};
+use crate::{AgentName, Labels, NodeId};
 
 /// On how many of the nodes that declare an agent it is placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +26,9 @@ pub struct AgentSpec {
     /// Tags of its skill on the agent card.
     #[serde(default)]
     pub tags: Vec<String>,
+    /// It runs only on nodes that have all of these.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// An agent, as the nodes declared it.

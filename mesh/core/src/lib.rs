@@ -48,7 +48,7 @@ pub use journal::{
     Asked, Doubt, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage,
 };
 pub use lease::{Epoch, Lease, Stamp, Timestamp};
-pub use node::{Draining, Node, NodeAddresses, NodeHealth};
+pub use node::{Draining, Labels, Node, NodeAddresses, NodeHealth};
 pub use note::Note;
 pub use principal::Principal;
 pub use state::{Founder, ListFilter, State, TaskPage};

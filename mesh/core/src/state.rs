@@ -8,9 +8,9 @@ use std::{
 
 use crate::{
     Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Epoch, EventKind,
-    JoinToken, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note, Outcome,
-    OwnerReport, OwnerWord, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task, TaskId,
-    TaskState, TaskStatus, Timestamp, Turn, VShard, limits,
+    JoinToken, Labels, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note,
+    Outcome, OwnerReport, OwnerWord, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task,
+    TaskId, TaskState, TaskStatus, Timestamp, Turn, VShard, limits,
     mutants::{self, Mutant},
     note::Notes,
     policy, task,
@@ -21,6 +21,7 @@ mod dedup;
 mod doubt;
 mod enrolment;
 mod members;
+mod waiting;
 
 use blobs::Named;
 use dedup::{Expiring, Sent};
@@ -126,8 +127,8 @@ impl State {
             }
             Command::MintToken { hash, role, ttl_ms } => self.mint(hash, role, ttl_ms, stamp),
             Command::Enrol(enrolment) => self.enrol(enrolment, stamp),
-            Command::NodeUp { node, boot, addresses, version, capacity, agents } => {
-                let news = NodeNews { boot, addresses, version, capacity };
+            Command::NodeUp { node, boot, addresses, version, capacity, agents, labels } => {
+                let news = NodeNews { boot, addresses, version, capacity, labels };
                 self.node_up(node, news, agents, stamp)
             }
             Command::NodeLost { node, boot } => Ok(self.node_lost(node, boot, stamp)),
@@ -246,15 +247,19 @@ impl State {
 
     /// Whether some unassigned task could be given to a node.
     pub fn has_assignable(&self) -> bool {
-        self.unassigned
-            .iter()
-            .filter_map(|id| self.task(*id))
-            .any(|task| self.choose(&task.agent, Wish::None).is_some())
+        let mut asked = BTreeSet::new();
+        let mut agents = self.unassigned.iter().filter_map(|id| self.task(*id)).map(|task| &task.agent);
+        agents.any(|agent| asked.insert(agent) && self.choose(agent, Wish::None).is_some())
     }
 
     /// Whether a join token with this hash was made and not yet swept.
     pub fn knows_token(&self, hash: &str) -> bool {
         self.tokens.contains_key(hash)
+    }
+
+    /// What a join token makes a node, if it was made and not yet swept.
+    pub fn role_of_token(&self, hash: &str) -> Option<NodeRole> {
+        self.tokens.get(hash).map(|token| token.role)
     }
 
     /// The hashes of the join tokens that were made and not yet swept.
@@ -518,6 +523,7 @@ impl State {
         node.addresses = news.addresses;
         node.version = news.version;
         node.capacity = news.capacity;
+        node.labels = news.labels;
         node.health = NodeHealth::Up;
         node.declares = agents.iter().map(|agent| agent.name.clone()).collect();
 
@@ -622,7 +628,9 @@ impl State {
     fn assign_pending(&mut self, stamp: Stamp) -> Vec<Effect> {
         let mut effects = Vec::new();
         // Those that some node can take: the others may be many, and must not stand before them.
-        let can_go = |id: &&TaskId| self.task(**id).is_some_and(|task| self.choose(&task.agent, Wish::None).is_some());
+        let mut takes: BTreeMap<&AgentName, bool> = BTreeMap::new();
+        let mut is_taken = |agent| *takes.entry(agent).or_insert_with(|| self.choose(agent, Wish::None).is_some());
+        let can_go = |id: &&TaskId| self.task(**id).is_some_and(|task| is_taken(&task.agent));
         let pending: Vec<TaskId> =
             self.unassigned.iter().filter(can_go).take(limits::MAX_REASSIGNED_PER_ENTRY).copied().collect();
         for id in pending {
@@ -660,34 +668,48 @@ impl State {
         effects.push(Effect::Start { task: id, lease });
     }
 
-    /// The node that is to run a task of this agent: the preferred one if it has a free place, else the least loaded.
+    /// The node that is to run a task of this agent: the preferred one if it has a free place, else the least loaded
+    /// of those that have one, else the least loaded of all: what has no place waits at its node.
     fn choose(&self, agent: &AgentName, wish: Wish) -> Option<(NodeId, BootId)> {
-        let placed = &self.agents.get(agent)?.placed;
+        let Agent { placed, spec } = self.agents.get(agent)?;
+        let all_know_labels = self.all_know_labels();
         let can_host = |node: &&Node| {
             node.takes_tasks()
                 && wish != Wish::Except(node.id)
                 && node.declares.contains(agent)
+                && (!all_know_labels || node.has_labels(&spec.labels))
                 && self.load_of(node.id) < limits::MAX_LEASED_PER_NODE
         };
         let candidates = || placed.iter().filter_map(|id| self.nodes.get(id)).filter(can_host);
-        let preferred = candidates()
-            .find(|node| wish == Wish::Prefer(node.id))
-            .filter(|node| self.load_of(node.id) < node.capacity as usize);
-        let node = preferred.or_else(|| candidates().min_by_key(|node| (self.load_of(node.id), node.id)))?;
+        let preferred = match wish {
+            Wish::Prefer(id) if placed.contains(&id) => self.nodes.get(&id).filter(can_host),
+            Wish::Prefer(_) | Wish::None | Wish::Except(_) => None,
+        };
+        let preferred = preferred.filter(|node| self.load_of(node.id) < node.capacity as usize);
+        let is_full = |node: &Node| all_know_labels && self.load_of(node.id) >= node.capacity as usize;
+        let node =
+            preferred.or_else(|| candidates().min_by_key(|node| (is_full(node), self.load_of(node.id), node.id)))?;
         Some((node.id, node.boot?))
     }
 
     /// Makes the placement of every agent fit the nodes that are up. A placement on a live node never moves by itself.
     fn place_agents(&mut self, effects: &mut Vec<Effect>) {
+        let is_on_some = |agent: &Agent| matches!(agent.spec.placement, Placement::Replicas(_));
         let mut placements: BTreeMap<NodeId, usize> = BTreeMap::new();
-        for node in self.agents.values().flat_map(|agent| &agent.placed) {
-            *placements.entry(*node).or_default() += 1;
+        // With hundreds of nodes this is work, and only an agent that is on some of them asks who has few.
+        if self.agents.values().any(is_on_some) {
+            for node in self.agents.values().flat_map(|agent| &agent.placed) {
+                *placements.entry(*node).or_default() += 1;
+            }
         }
+        let all_know_labels = self.all_know_labels();
         for (name, agent) in &mut self.agents {
+            let fits = |node: &&Node| !all_know_labels || node.has_labels(&agent.spec.labels);
             let mut candidates: Vec<NodeId> = self
                 .nodes
                 .values()
                 .filter(|node| node.takes_tasks() && node.declares.contains(name))
+                .filter(fits)
                 .map(|node| node.id)
                 .collect();
             if candidates.is_empty() {
@@ -697,15 +719,24 @@ impl State {
                 Placement::Replicas(count) => count as usize,
                 Placement::EveryNode => candidates.len(),
             };
-            candidates.sort_by_key(|id| (!agent.placed.contains(id), placements.get(id).copied().unwrap_or(0), *id));
-            let placed: BTreeSet<NodeId> = candidates.into_iter().take(wanted).collect();
-            if placed != agent.placed {
-                for node in placed.difference(&agent.placed) {
-                    *placements.entry(*node).or_default() += 1;
-                }
-                agent.placed = placed;
-                effects.push(Effect::PlacementChanged);
+            if wanted < candidates.len() {
+                candidates
+                    .sort_by_key(|id| (!agent.placed.contains(id), placements.get(id).copied().unwrap_or(0), *id));
+                candidates.truncate(wanted);
+                candidates.sort_unstable();
             }
+            let (added, gone) = differences(&agent.placed, &candidates);
+            if added.is_empty() && gone.is_empty() {
+                continue;
+            }
+            for node in gone {
+                agent.placed.remove(&node);
+            }
+            for node in added {
+                *placements.entry(node).or_default() += 1;
+                agent.placed.insert(node);
+            }
+            effects.push(Effect::PlacementChanged);
         }
     }
 
@@ -724,6 +755,24 @@ impl State {
             }
         }
         Ok(())
+    }
+}
+
+/// What is in the second and not in the first, and the other way round. Both are in order.
+fn differences(old: &BTreeSet<NodeId>, new: &[NodeId]) -> (Vec<NodeId>, Vec<NodeId>) {
+    let (mut added, mut gone) = (Vec::new(), Vec::new());
+    let (mut old, mut new) = (old.iter().copied().peekable(), new.iter().copied().peekable());
+    loop {
+        match (old.peek(), new.peek()) {
+            (Some(a), Some(b)) if a == b => {
+                old.next();
+                new.next();
+            }
+            (Some(a), Some(b)) if a < b => gone.extend(old.next()),
+            (Some(_), None) => gone.extend(old.next()),
+            (_, Some(_)) => added.extend(new.next()),
+            (None, None) => return (added, gone),
+        }
     }
 }
 
@@ -750,6 +799,7 @@ struct NodeNews {
     addresses: NodeAddresses,
     version: String,
     capacity: u32,
+    labels: Option<Labels>,
 }
 
 fn done(effects: Vec<Effect>) -> Applied {
@@ -798,6 +848,7 @@ fn new_node(id: NodeId, name: String, role: NodeRole, addresses: NodeAddresses, 
         leaving: false,
         draining: None,
         certificate: None,
+        labels: None,
     }
 }
 

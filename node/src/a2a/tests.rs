@@ -310,7 +310,8 @@ async fn the_peer_door_opens_for_members_under_their_own_key_and_closes_with_the
         .unwrap();
     let addresses = NodeAddresses { http: "http://127.0.0.1:2".into(), peer: "127.0.0.1:2".into() };
     let (token_hash, request) = ("t".to_owned(), uuid::Uuid::from_u128(1));
-    let enrolment = Enrolment { token_hash, request, name: "b".into(), addresses, key: Some(key.clone()) };
+    let enrolment =
+        Enrolment { token_hash, request, name: "b".into(), addresses, key: Some(key.clone()), knows_labels: true };
     let by = Principal::Node(handle.node_id());
     let enrolled = handle.propose(Proposal { by, command: Command::Enrol(enrolment) }, None).await.unwrap();
     let Reply::Enrolled { node: other, .. } = enrolled else { panic!("{enrolled:?}") };
@@ -369,9 +370,13 @@ impl Node {
             description: format!("The {name}."),
             placement: Placement::EveryNode,
             tags: Vec::new(),
+            labels: towline_core::Labels::new(),
         });
         let handle = cluster.handle();
-        handle.register(Registration { capacity: 8, agents: agents.to_vec() }).await.unwrap();
+        handle
+            .register(Registration { capacity: 8, agents: agents.to_vec(), labels: towline_core::Labels::new() })
+            .await
+            .unwrap();
         let stopping = CancellationToken::new();
         let settings = Arc::new(A2aSettings {
             cluster: handle,

@@ -18,6 +18,7 @@ pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut O
             let role = match role {
                 RoleArg::Voter => "voter",
                 RoleArg::Learner => "learner",
+                RoleArg::Worker => "worker",
             };
             let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
             let answer = client.post("/api/v1/join-tokens", &json!({ "role": role, "ttl_ms": ttl_ms })).await?;
@@ -75,6 +76,9 @@ async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
         "log      committed {}, applied {} on this node ({})",
         status.committed, status.applied, status.node
     ))?;
+    if let Some(feeder) = status.fed_by {
+        output.line(format!("fed by   node {feeder}: this node is a worker"))?;
+    }
     output.line(format!("disk     {:?}{}", status.disk.health, detail(&status.disk.detail)).to_lowercase())?;
     if status.contents > 0 {
         let missing = match status.contents_missing {
@@ -105,6 +109,7 @@ fn row(status: &ClusterStatus, member: &MemberStatus) -> Vec<String> {
         NodeRole::Voter => "voter (catching up)",
         NodeRole::Learner if member.voting => "learner (still votes)",
         NodeRole::Learner => "learner",
+        NodeRole::Worker => "worker",
     };
     let health = match member.health {
         _ if member.fenced => "fenced",

@@ -6,6 +6,7 @@ use towline_actors::AgentConfig;
 use towline_core::{AgentName, Placement, limits::MAX_STEPS};
 
 use super::{
+    labels,
     mistakes::hint,
     section::{Field, Section},
     values::glob,
@@ -70,6 +71,7 @@ fn read_agent(field: &Field<'_>, known: &Known<'_>, names: &BTreeSet<&str>) -> O
     let max_steps = section.get("max_steps").and_then(|field| field.number(1, most_steps));
     let ask_human = section.flag("ask_human", false);
     let tags = section.texts("tags");
+    let labels = labels::read(&mut section);
     section.finish();
     Some(AgentConfig {
         name: name?,
@@ -83,6 +85,7 @@ fn read_agent(field: &Field<'_>, known: &Known<'_>, names: &BTreeSet<&str>) -> O
         max_steps: max_steps.unwrap_or(DEFAULT_MAX_STEPS),
         ask_human,
         tags,
+        labels,
     })
 }
 

@@ -4,6 +4,7 @@
 //! with a wrong file ends before it has made a folder or opened a port. A [`NodeConfig`] exists only if nothing is wrong.
 
 mod agents;
+mod labels;
 mod mistakes;
 mod models;
 mod node;

@@ -22,6 +22,7 @@ fn with_task() -> (State, TaskId) {
         description: "Works.".into(),
         placement: towline_core::Placement::EveryNode,
         tags: vec![],
+        labels: towline_core::Labels::new(),
     };
     let up = Command::NodeUp {
         node: NodeId(1),
@@ -30,6 +31,7 @@ fn with_task() -> (State, TaskId) {
         version: "0".into(),
         capacity: 8,
         agents: vec![spec],
+        labels: None,
     };
     let task = TaskId::from_uuid(Uuid::from_u128(3));
     let submission = Submission {

@@ -241,12 +241,14 @@ impl Node {
             description: "Does what its message says.".to_owned(),
             placement: Placement::EveryNode,
             tags: Vec::new(),
+            labels: towline_core::Labels::new(),
         };
         if self.life.handle.set(handle.clone()).is_err() {
             return Err("a life has one node".to_owned());
         }
         serving.spawn(owner::run(self.number, handle.clone(), self.shared.clone()));
-        let registration = Registration { capacity: CAPACITY, agents: vec![worker] };
+        let registration =
+            Registration { capacity: CAPACITY, agents: vec![worker], labels: towline_core::Labels::new() };
         if let Err(error) = handle.register(registration).await {
             tracing::info!(%error, "registers later");
         }

@@ -209,6 +209,7 @@ fn a_card_declares_streaming_and_nothing_that_is_not_there() {
         description: "Reads.".into(),
         placement: Placement::EveryNode,
         tags: Vec::new(),
+        labels: towline_core::Labels::new(),
     };
     let raw = card("reader", "Reads.", "http://127.0.0.1:7420/agents/reader", "0.1.0", &[agent]).unwrap();
     assert_eq!(raw["capabilities"]["streaming"], json!(true));
@@ -287,6 +288,7 @@ fn state_with_task(parts: Vec<Part>) -> (State, TaskId) {
         description: String::new(),
         placement: Placement::EveryNode,
         tags: Vec::new(),
+        labels: towline_core::Labels::new(),
     };
     let id = TaskId::from_uuid(uuid::Uuid::from_u128(1));
     let node = towline_core::Principal::Node(NodeId(1));
@@ -312,7 +314,15 @@ fn state_with_task(parts: Vec<Part>) -> (State, TaskId) {
         ),
         (
             node,
-            Command::NodeUp { node: NodeId(1), boot, addresses, version: "0".into(), capacity: 4, agents: vec![spec] },
+            Command::NodeUp {
+                node: NodeId(1),
+                boot,
+                addresses,
+                version: "0".into(),
+                capacity: 4,
+                agents: vec![spec],
+                labels: None,
+            },
         ),
         (
             towline_core::Principal::Operator,

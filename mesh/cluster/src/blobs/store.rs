@@ -75,6 +75,21 @@ impl Store {
         self.held().iter().copied().collect()
     }
 
+    /// The folder that they lie in.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.0.dir
+    }
+
+    /// Everything there is a file of, with its size on disk and when it was written or wanted last.
+    pub(crate) fn files(&self) -> Vec<(BlobHash, u64, Timestamp)> {
+        let file = |hash: BlobHash| {
+            let metadata = fs::metadata(self.path(&hash)).ok()?;
+            let written = metadata.modified().ok()?.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+            Some((hash, metadata.len(), Timestamp(u64::try_from(written).unwrap_or(u64::MAX))))
+        };
+        self.all().into_iter().filter_map(file).collect()
+    }
+
     /// Says that a blob is still wanted, if it is held and looks whole.
     pub(crate) fn touch(&self, hash: &BlobHash, length: u64) -> bool {
         let held = self.held();

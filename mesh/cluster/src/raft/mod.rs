@@ -24,6 +24,7 @@ use towline_core::{
 use crate::wire::{LoggedProposal, WireError};
 
 pub use log_store::LogStore;
+pub(crate) use state_machine::{After, FedError, Portion, Replica};
 pub use state_machine::{SnapshotFile, StateMachine, StateView, TaskWatch};
 
 openraft::declare_raft_types!(

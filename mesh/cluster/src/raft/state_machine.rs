@@ -24,6 +24,9 @@ use openraft::{
 use tokio::sync::{broadcast, watch};
 use towline_core::{Effect, Proposal, Stamp, State, Task, TaskId, Timestamp, VShard};
 
+mod recent;
+mod replica;
+
 use super::{
     ApplyResponse, RaftEntry, RaftLogId, RaftMembership, RaftSnapshot, RaftSnapshotMeta, RaftStoredMembership,
     StoreError, TypeConfig,
@@ -33,6 +36,10 @@ use crate::{
     wal::disk::Disk,
     wire::{self, WireError},
 };
+
+use recent::Recent;
+pub(crate) use recent::{After, Portion};
+pub(crate) use replica::{FedError, Replica};
 
 /// Effects that a slow reader may be behind before it has to compare itself with the state.
 const EFFECTS_KEPT: usize = 4_096;
@@ -105,6 +112,8 @@ struct Shared {
     effects: broadcast::Sender<Effect>,
     watched: Arc<Watched>,
     held: watch::Sender<bool>,
+    /// What was applied last, for nodes that this one feeds.
+    recent: Recent,
 }
 
 #[derive(Clone, Default)]
@@ -181,6 +190,7 @@ impl StateMachine {
             effects: broadcast::Sender::new(EFFECTS_KEPT),
             watched: Arc::default(),
             held: watch::Sender::new(false),
+            recent: Recent::default(),
         });
         Ok((StateMachine(shared.clone()), StateView(shared)))
     }
@@ -243,6 +253,12 @@ impl StateView {
         self.0.read().membership.membership().clone()
     }
 
+    /// The last entry that is applied here, and the Raft membership as of it.
+    pub(crate) fn applied_membership(&self) -> (Option<RaftLogId>, RaftStoredMembership) {
+        let applied = self.0.read();
+        (applied.last, applied.membership.clone())
+    }
+
     /// Effects of entries as they are applied here. A reader that lags compares itself with the state.
     pub fn effects(&self) -> broadcast::Receiver<Effect> {
         self.0.effects.subscribe()
@@ -282,11 +298,15 @@ impl Shared {
 
     /// Applies entries that follow each other, under one lock. Whoever is told of one of them finds all of them applied.
     fn apply(&self, entries: Vec<RaftEntry>) -> io::Result<Vec<ApplyResponse>> {
+        let kept = self.recent.copy_if_wanted(&entries);
         let decoded = entries.into_iter().map(Decoded::of).collect::<io::Result<Vec<_>>>()?;
         let responses: Vec<ApplyResponse> = {
             let mut applied = self.write();
-            decoded.into_iter().map(|entry| applied.apply(entry)).collect()
+            let responses = decoded.into_iter().map(|entry| applied.apply(entry)).collect();
+            self.recent.look(&applied.state);
+            responses
         };
+        self.recent.keep(kept);
         if let Some(last) = responses.last() {
             self.index.send_replace(last.index);
         }

@@ -217,6 +217,7 @@ pub fn enrolment(hash: &str, position: u64) -> Enrolment {
         name: format!("node-{position}"),
         addresses: addresses(position),
         key: None,
+        knows_labels: false,
     }
 }
 
@@ -235,6 +236,7 @@ pub fn node_up(node: u64, boot: BootId, capacity: u32) -> Command {
         description: format!("{agent} of the tests"),
         placement,
         tags: Vec::new(),
+        labels: Labels::new(),
     };
     Command::NodeUp {
         node: NodeId(node),
@@ -243,6 +245,7 @@ pub fn node_up(node: u64, boot: BootId, capacity: u32) -> Command {
         version: "0.1.0".into(),
         capacity,
         agents: vec![spec("reader", Placement::EveryNode), spec("surveyor", Placement::Replicas(1))],
+        labels: None,
     }
 }
 

@@ -151,6 +151,7 @@ impl Running {
             description: String::new(),
             placement: Placement::EveryNode,
             tags: Vec::new(),
+            labels: towline_core::Labels::new(),
         };
         let node = Principal::Node(Self::NODE);
         running.apply(
@@ -171,6 +172,7 @@ impl Running {
                 version: "0".into(),
                 capacity: 4,
                 agents: vec![spec],
+                labels: None,
             },
         );
         let context: ContextId = "c".parse().unwrap();

@@ -224,6 +224,7 @@ fn node_up() -> Proposal {
         description: "Reads one file.".into(),
         placement: Placement::EveryNode,
         tags: Vec::new(),
+        labels: towline_core::Labels::new(),
     };
     let command = Command::NodeUp {
         node: NodeId(1),
@@ -232,6 +233,7 @@ fn node_up() -> Proposal {
         version: "0.1.0".into(),
         capacity: 8,
         agents: vec![reader],
+        labels: None,
     };
     Proposal { by: Principal::Node(NodeId(1)), command }
 }
