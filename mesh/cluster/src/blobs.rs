@@ -9,6 +9,7 @@
 //! the background, and every node fetches what is named and it does not hold (`upkeep`). What nothing names is removed a day
 //! after it was written last.
 
+pub(crate) mod disk;
 mod parts;
 mod replicate;
 mod safety;
