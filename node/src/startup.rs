@@ -24,7 +24,7 @@ use towline_cluster::{
     Cluster, ClusterError, ClusterHandle, ClusterOptions, ProposeError, Registration,
     membership::{self, Identity, Joining},
 };
-use towline_core::{AgentName, NodeAddresses};
+use towline_core::{AgentName, NodeAddresses, Rejection};
 
 use crate::{
     a2a::{self, A2aSettings, Door, listener},
@@ -323,6 +323,11 @@ async fn register(handle: &ClusterHandle, registration: Registration) -> Result<
     loop {
         match handle.register(registration.clone()).await {
             Ok(()) => return Ok(()),
+            // It takes part in Raft until the others have let it go, and then is told so and ends.
+            Err(ProposeError::Rejected(rejection @ Rejection::NodeRemoved { .. })) => {
+                tracing::warn!(%rejection, "this node is being removed");
+                return Ok(());
+            }
             Err(ProposeError::Rejected(rejection)) => {
                 return Err(CliError::Other(format!("register this node: {rejection}")));
             }

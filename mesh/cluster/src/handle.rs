@@ -177,13 +177,18 @@ impl ClusterHandle {
     }
 
     /// Registers this node and keeps its session alive from then on, registering again by itself when the session was
-    /// lost. Unless the registration was rejected it is also made later, when no leader was found in time.
+    /// lost. Unless the registration was rejected it is also made later, when no leader was found in time. A node that is
+    /// being removed is rejected and goes on: its vote may be needed to see it out, and it is told when it is not any more.
     ///
     /// # Errors
     /// As for [`ClusterHandle::propose`].
     pub async fn register(&self, registration: Registration) -> Result<(), ProposeError> {
         let announced = self.announce(&registration).await;
-        if !matches!(announced, Err(ProposeError::Rejected(_))) {
+        let goes_on = match &announced {
+            Err(ProposeError::Rejected(rejection)) => matches!(rejection, Rejection::NodeRemoved { .. }),
+            Ok(()) | Err(ProposeError::Unavailable { .. } | ProposeError::Unknown { .. }) => true,
+        };
+        if goes_on {
             self.0.own_session.set_registration(registration);
         }
         announced?;

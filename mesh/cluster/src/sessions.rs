@@ -49,6 +49,9 @@ const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(250);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_millis(300);
 /// Pause after a keep-alive that was not answered well: a leader may be about to be elected.
 const KEEP_ALIVE_RETRY: Duration = Duration::from_millis(50);
+/// After so many keep-alives in a row that came to nothing every other one goes to another node than the leader that is known
+/// here. That one may be gone for good, and a node that was removed while it was away hears of no other leader.
+const ASK_OTHERS_AFTER: u32 = 3;
 /// How long a node acts after the sending of the last answered keep-alive.
 pub(crate) const SELF_STOP: Duration = Duration::from_millis(900);
 /// How long the leader counts a session after it answered. More than [`SELF_STOP`] by what work takes to stop.
@@ -542,6 +545,7 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
     let session = Arc::clone(cluster.own_session());
     let mut registration = session.registration.subscribe();
     let mut hint = None;
+    let mut unanswered = 0_u32;
     loop {
         let registered = registration.wait_for(Option::is_some).await;
         let Ok(Some(current)) = registered.map(|registration| registration.clone()) else { return };
@@ -550,6 +554,7 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
             Beat::Answered(answer) => answer,
             Beat::Fenced(reason) => return session.end_fenced(reason),
         };
+        unanswered = if answer == KeepAlive::NotLeader(None) { unanswered.saturating_add(1) } else { 0 };
         match answer {
             KeepAlive::Alive => {
                 session.renew(sent);
@@ -570,6 +575,9 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
             KeepAlive::Removed => return session.end_for_good(),
             KeepAlive::NotLeader(other) => {
                 hint = other.filter(|other| *other != cluster.node_id());
+                if unanswered >= ASK_OTHERS_AFTER && unanswered % 2 == 1 {
+                    hint = any_other(&cluster);
+                }
                 tokio::time::sleep(KEEP_ALIVE_RETRY).await;
             }
             KeepAlive::Unsure => tokio::time::sleep(KEEP_ALIVE_RETRY).await,

@@ -6,7 +6,7 @@
 use std::{cell::RefCell, io, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
-use towline_cluster::seams::{Clock, Dialing, Disk, Machine};
+use towline_cluster::seams::{BlobDisk, Clock, Dialing, Disk, Machine};
 
 use crate::{
     disk::SimDisk,
@@ -75,6 +75,11 @@ pub fn with<R>(f: impl FnOnce(&mut World) -> R) -> R {
 /// The time: inside of a node as far as its runtime has come in this tick.
 pub fn now() -> Duration {
     with(|world| world.time())
+}
+
+/// What the wall clock of the machine shows whose node runs.
+pub fn wall() -> Duration {
+    with(|world| world.read_clock(Clock::Wall))
 }
 
 /// The node that runs.
@@ -167,6 +172,10 @@ impl Machine for Simulated {
     }
 
     fn disk(&self) -> Arc<dyn Disk> {
+        with(|world| Arc::new(world.machine().disk.clone()))
+    }
+
+    fn blob_disk(&self) -> Arc<dyn BlobDisk> {
         with(|world| Arc::new(world.machine().disk.clone()))
     }
 

@@ -10,7 +10,7 @@ use std::{
     ops::{Bound, RangeBounds},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -20,7 +20,7 @@ use openraft::{
     storage::{IOFlushed, RaftLogStorage},
 };
 use prost::Message as _;
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 use towline_core::mutants::{self, Mutant};
 use towline_proto::v1;
 
