@@ -84,6 +84,30 @@ async fn the_leader_can_be_removed_and_a_dead_voter_makes_room_but_the_last_quor
     assert_eq!(state_of(&spoken), "TASK_STATE_COMPLETED");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_was_away_when_it_was_removed_ends_also_if_the_leader_that_it_knew_is_gone() {
+    let model = FakeModel::start(|_| Answer::say("spoken")).await;
+    let mut cluster = Cluster::start(Plan::three(model.config() + SPEAKER)).await;
+    let leader = cluster.leader().await;
+    let victim = cluster.another_than(&[leader]).id;
+    let other = cluster.another_than(&[leader, victim]).id;
+    cluster.node_mut(victim).kill().await;
+    let url = cluster.node(leader).url.clone();
+    let ran = run_cli(["cluster", "remove", &victim.to_string(), "--server", &url]).await;
+    assert_eq!(ran.code, 0, "{}", ran.said());
+    eventually("the other to know that it is out", async || {
+        let status = cluster.node(other).operator("cluster").await?;
+        status["members"].as_array()?.iter().all(|member| member["id"] != victim).then_some(())
+    })
+    .await;
+    cluster.node_mut(leader).kill().await;
+
+    cluster.node_mut(victim).start(None);
+
+    assert_eq!(cluster.node_mut(victim).ended().await, Some(1));
+    assert!(cluster.node(victim).log_text().contains(&format!("node {victim} was removed from this cluster")));
+}
+
 /// Speaks A2A with an agent on the peer listener of a node, with the certificate in a data folder.
 async fn ask_on_peer_listener(node: &TestNode, data: &Path, agent: &str) -> (u16, String) {
     let mut roots = rustls::RootCertStore::empty();

@@ -138,6 +138,8 @@ pub(crate) struct Blobs {
     missing: AtomicUsize,
     /// What a change of the voters waits for.
     waiting: std::sync::Mutex<Option<String>>,
+    /// How long what was written stays in any case.
+    kept_at_least: std::sync::Mutex<Duration>,
     /// One of them is held while a blob is fetched or received, so that it does not come twice at the same time.
     stripes: [Mutex<()>; STRIPES],
 }
@@ -149,6 +151,7 @@ impl Blobs {
             pushes: Pushes::default(),
             missing: AtomicUsize::new(0),
             waiting: std::sync::Mutex::default(),
+            kept_at_least: std::sync::Mutex::new(upkeep::KEPT_AT_LEAST),
             stripes: std::array::from_fn(|_| Mutex::default()),
         }
     }
@@ -177,6 +180,10 @@ impl Blobs {
 
     pub(crate) fn set_waiting(&self, reason: Option<String>) {
         *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+    }
+
+    fn kept_at_least(&self) -> Duration {
+        *self.kept_at_least.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn stripe(&self, hash: &BlobHash) -> MutexGuard<'_, ()> {
@@ -229,6 +236,13 @@ impl ClusterHandle {
             Err(error) => self.mend(hash, length, &error).await?,
         };
         Ok(BlobContent { cluster: self.clone(), hash, length, reader: Arc::new(reader) })
+    }
+
+    /// Lets this node remove what nothing names so soon after it was written, if it is a day old by the log: for tests that do
+    /// not wait for an hour.
+    #[doc(hidden)]
+    pub fn keep_unnamed_for(&self, at_least: Duration) {
+        *self.blobs().kept_at_least.lock().unwrap_or_else(PoisonError::into_inner) = at_least;
     }
 
     /// Whether there is room for blobs beside what is kept for the log.

@@ -24,17 +24,17 @@ use crate::{
     host::{Host, Life},
     ledger::Shared,
     plan::{self, Plan},
-    world,
+    tasks, world,
 };
 
 /// Clients that send, cancel and read.
-const CALLERS: usize = 7;
+const CALLERS: usize = 9;
 /// Clients that follow a task.
 const FOLLOWERS: usize = 3;
 /// A client rests for so long between two things, in milliseconds.
 const REST_MS: std::ops::Range<u64> = 10..200;
 /// Between content that is kept and the message that names it, a request may be held up for so long, in milliseconds.
-const HELD_UP_MS: std::ops::Range<u64> = 500..12_000;
+const HELD_UP_MS: std::ops::Range<u64> = 500..8_000;
 const HELD_UP_ONE_OF: u8 = 8;
 /// A client waits for so long for content.
 const READ_TAKES_AT_MOST: Duration = Duration::from_secs(3);
@@ -275,8 +275,8 @@ impl Call {
 
     /// Reads all content that a task names. That it cannot be read is no lie as long as nodes are away.
     async fn read_content(self, task: TaskId) {
-        let blobs = self.cluster.local(|state| state.task(task).map(|task| task.blobs.clone())).unwrap_or_default();
-        for (hash, length) in blobs {
+        let Some(record) = tasks::recall(&self.cluster, task).await else { return };
+        for (hash, length) in record.blobs.clone() {
             let read = async { self.cluster.open_blob(hash, length).await?.whole().await };
             if let Ok(Ok(content)) = timeout(READ_TAKES_AT_MOST, read).await {
                 self.shared.ledger().content(task, length, content.len());
@@ -312,27 +312,25 @@ impl Call {
             return;
         }
         let mut watch = self.cluster.watch_task(task);
-        while !self.show(task, &after) {
+        while !self.show(task, &after).await {
             watch.changed().await;
         }
         self.settle();
     }
 
     /// Shows what follows. Returns whether that was all.
-    fn show(&self, task: TaskId, after: &AtomicU64) -> bool {
+    async fn show(&self, task: TaskId, after: &AtomicU64) -> bool {
         let known = after.load(Ordering::Relaxed);
-        let shown = self.cluster.local(|state| {
-            let task = state.task(task)?;
-            Some((task.events_after(known)?.cloned().collect::<Vec<_>>(), task.status.state.is_terminal()))
-        });
-        let Some((events, ended)) = shown else {
+        let record = tasks::recall(&self.cluster, task).await;
+        let events = record.as_ref().and_then(|record| record.events_after(known));
+        let (Some(record), Some(events)) = (&record, events) else {
             let node = self.cluster.node_id();
             self.shared.ledger().wrong(format!("node {node} cannot go on behind event {known} of task {task}"));
             return true;
         };
-        for event in &events {
+        for event in events {
             self.shared.ledger().followed(task, after.swap(event.index, Ordering::Relaxed), event);
         }
-        ended
+        record.status.state.is_terminal()
     }
 }

@@ -11,12 +11,12 @@ use std::{
 
 use towline_core::{BlobHash, BootId, Content, Epoch, Event, EventKind, NodeId, Part, State, Task, TaskId, TaskState, VShard};
 
-use crate::world;
+use crate::{tasks, world};
 
 /// More is not told of one run: what follows the first is mostly its consequence.
 const MAX_WRONG: usize = 20;
 /// A run has to have so many tasks, or it says nothing.
-const LEAST_SUBMITTED: u32 = 60;
+const LEAST_SUBMITTED: u32 = 50;
 /// And so many faults must have hit.
 const LEAST_FAULTS: u32 = 3;
 
@@ -232,7 +232,7 @@ impl Ledger {
         let recent = floor.acknowledged.saturating_sub(30);
         let lost: Vec<TaskId> = self.acknowledged[recent..floor.acknowledged]
             .iter()
-            .filter(|task| state.task(**task).is_none())
+            .filter(|task| tasks::state_of(state, **task).is_none())
             .copied()
             .collect();
         for task in lost {
@@ -352,11 +352,17 @@ impl Ledger {
         told.into_iter().for_each(|told| self.wrong(told));
     }
 
-    /// Looks at the state that all nodes came to in the end.
-    pub fn look_back(&mut self, state: &State) {
+    /// Every task that anybody has seen.
+    pub fn all_tasks(&self) -> Vec<TaskId> {
+        self.tasks.keys().copied().collect()
+    }
+
+    /// Looks at all tasks that a node gives to a reader in the end.
+    pub fn look_back(&mut self, node: NodeId, given: &[Arc<Task>]) {
         let mut told = Vec::new();
         let mut made: BTreeMap<&str, Vec<TaskId>> = BTreeMap::new();
-        for task in all_tasks(state) {
+        let tasks: BTreeMap<TaskId, &Task> = given.iter().map(|task| (task.id, task.as_ref())).collect();
+        for task in tasks.values() {
             if let Some(message) = task.history.first() {
                 made.entry(message.message_id.as_str()).or_default().push(task.id);
             }
@@ -380,35 +386,31 @@ impl Ledger {
             }
         }
         for task in &self.canceled {
-            let state = state.task(*task).map(|task| task.status.state);
+            let state = tasks.get(task).map(|task| task.status.state);
             if state != Some(TaskState::Canceled) {
                 told.push(format!("task {task} was told to be canceled, and is {state:?}"));
             }
         }
-        self.counts.adopted = all_tasks(state).map(|task| u32::try_from(task.adoptions.len()).unwrap_or(0)).sum();
-        told.into_iter().for_each(|told| self.wrong(told));
+        told.extend(self.what_is_not_as_it_ended(&tasks));
+        let adopted = tasks.values().map(|task| u32::try_from(task.adoptions.len()).unwrap_or(0)).sum();
+        self.counts.adopted = adopted;
+        told.into_iter().for_each(|told| self.wrong(format!("node {node}: {told}")));
     }
-}
 
-impl Ledger {
     /// A task that has ended is still there with all of its events, on a node that was there all the time as on one that was
-    /// sent a snapshot. Every node is asked, since not all of it need be in what nodes compare with each other.
-    pub fn finished(&self, state: &State) -> Vec<String> {
+    /// sent a snapshot.
+    fn what_is_not_as_it_ended(&self, tasks: &BTreeMap<TaskId, &Task>) -> Vec<String> {
         let mut told = Vec::new();
         for (id, known) in &self.tasks {
             let Some((ended, last)) = known.ended else { continue };
-            let Some(task) = state.task(*id) else {
+            let Some(task) = tasks.get(id) else {
                 told.push(format!("task {id} ended as {ended:?}, and cannot be read any more"));
                 continue;
             };
             let events: Vec<u64> = task.events.iter().map(digest).collect();
             if task.status.state != ended || task.generation != last || events != known.events {
-                told.push(format!(
-                    "task {id} ended as {ended:?} with {} events, and reads {:?} with {}",
-                    known.events.len(),
-                    task.status.state,
-                    events.len()
-                ));
+                let (all, shown, state) = (known.events.len(), events.len(), task.status.state);
+                told.push(format!("task {id} ended as {ended:?} with {all} events, and reads {state:?} with {shown}"));
             }
         }
         told

@@ -29,6 +29,7 @@ mod owner;
 mod panics;
 mod plan;
 mod run;
+mod tasks;
 mod trace;
 mod world;
 

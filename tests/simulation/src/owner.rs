@@ -14,7 +14,7 @@ use tokio::{
 use towline_cluster::{ClusterHandle, ProposeError};
 use towline_core::{
     AgentName, Command, Epoch, Intent, Metadata, NodeId, OnAdoption, Outcome, OwnerReport, OwnerWord, ParentLink, Part,
-    Principal, Proposal, Rejection, Reply, StepNo, Task, TaskId, TaskState, TraceContext,
+    Principal, Proposal, Rejection, Reply, State, StepNo, Task, TaskId, TaskState, TraceContext,
     limits::MAX_INLINE_BYTES,
     mutants::{self, Mutant},
 };
@@ -23,7 +23,7 @@ use crate::{
     host::AGENT,
     ledger::{self, Shared},
     plan::{self, Plan},
-    world,
+    tasks, world,
 };
 
 /// The state is compared with what runs this often, besides after each hint.
@@ -265,7 +265,8 @@ impl Run {
             self.permit = None;
         }
         let mut watch = self.cluster.watch_task(child);
-        while self.cluster.local(|state| state.task(child).is_some_and(|child| !child.status.state.is_terminal())) {
+        let is_open = |state: &State| tasks::state_of(state, child).is_some_and(|state| !state.is_terminal());
+        while self.cluster.local(is_open) {
             watch.changed().await;
         }
         self.take_permit().await

@@ -19,7 +19,7 @@ use crate::{
     ledger::{Counts, Shared},
     members::{self, Members, TOKEN_TTL},
     nemesis::Nemesis,
-    world,
+    tasks, world,
 };
 
 /// A cluster of three is made within this.
@@ -32,8 +32,8 @@ const TORN_AT_MOST: Duration = Duration::from_secs(20);
 const SETTLED_WITHIN: Duration = Duration::from_secs(40);
 /// What nodes have applied is looked at this often.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Every node gives all content within this, once everything is mended.
-const CONTENT_READ_WITHIN: Duration = Duration::from_secs(30);
+/// Every node gives all that there is within this, once everything is mended.
+const READ_WITHIN: Duration = Duration::from_secs(30);
 /// Of so many runs one has members that come and go, and one a clock that is set by days.
 const MEMBERS_CHANGE_ONE_OF: u8 = 4;
 const DAYS_PASS_ONE_OF: u8 = 6;
@@ -177,11 +177,9 @@ impl Run {
     fn settle(&mut self, nemesis: &mut Nemesis) -> Result<(), String> {
         let deadline = world::now() + SETTLED_WITHIN;
         while self.shared.ledger().is_wrong().is_empty() {
-            if let Some(state) = self.settled() {
+            if self.settled() {
                 self.look();
-                self.shared.ledger().look_back(&state);
-                self.look_at_each();
-                return self.read_all_content(nemesis);
+                return self.read_everything(nemesis);
             }
             if world::now() >= deadline {
                 return Err(self.unsettled());
@@ -196,18 +194,18 @@ impl Run {
         Ok(())
     }
 
-    /// The state that all nodes came to, if nothing goes on any more.
-    fn settled(&self) -> Option<State> {
-        if !self.clients.are_answered() {
-            return None;
-        }
+    /// Whether nothing goes on any more, and all nodes came to the same state.
+    fn settled(&self) -> bool {
+        self.clients.are_answered() && self.same_state().is_some_and(|state| self.unfit(&state).is_none())
+    }
+
+    fn same_state(&self) -> Option<State> {
         let mut states = self.members().map(|host| Some(host.handle()?.local(State::clone)));
         let first = states.next()??;
         let ended = (0..=u8::MAX)
             .flat_map(|shard| first.tasks_in(towline_core::VShard(shard)))
             .all(|task| task.status.state.is_terminal());
-        let fits = ended && states.all(|state| state.as_ref() == Some(&first)) && self.unfit(&first).is_none();
-        fits.then_some(first)
+        (ended && states.all(|state| state.as_ref() == Some(&first))).then_some(first)
     }
 
     fn members(&self) -> impl Iterator<Item = &Host> {
@@ -218,37 +216,24 @@ impl Run {
         self.members.as_ref().and_then(|_| members::unfit(&self.hosts, state))
     }
 
-    /// What each node by itself has of what has ended.
-    fn look_at_each(&self) {
-        for handle in self.members().filter_map(Host::handle) {
-            let mut ledger = self.shared.ledger();
-            for told in handle.local(|state| ledger.finished(state)) {
-                ledger.wrong(format!("node {}: {told}", handle.node_id()));
-            }
-        }
-    }
-
-    /// Every node gives everything that any task names.
-    fn read_all_content(&mut self, nemesis: &mut Nemesis) -> Result<(), String> {
+    /// Every node gives every task, and all content that any task names.
+    fn read_everything(&mut self, nemesis: &mut Nemesis) -> Result<(), String> {
+        let ids = self.shared.ledger().all_tasks();
         let left = Arc::new(AtomicUsize::new(0));
         for (host, cluster) in self.members().filter_map(|host| Some((host, host.handle()?))) {
             left.fetch_add(1, Ordering::Relaxed);
-            let (left, shared) = (Arc::clone(&left), self.shared.clone());
+            let (ids, left, shared) = (ids.clone(), Arc::clone(&left), self.shared.clone());
             host.spawn(async move {
-                let named: Vec<(BlobHash, u64)> = cluster.local(|state| state.named_blobs().collect());
-                for (hash, length) in named {
-                    let read = async { cluster.open_blob(hash, length).await?.whole().await };
-                    if let Err(error) = read.await {
-                        let node = cluster.node_id();
-                        shared.ledger().wrong(format!("node {node} does not give named content {hash}: {error}"));
-                    }
+                let mut given = Vec::new();
+                for id in ids {
+                    given.extend(tasks::recall(&cluster, id).await);
                 }
+                shared.ledger().look_back(cluster.node_id(), &given);
+                read_content(&cluster, &shared).await;
                 left.fetch_sub(1, Ordering::Relaxed);
             });
         }
-        self.until(nemesis, "content to be read", CONTENT_READ_WITHIN, |_| {
-            (left.load(Ordering::Relaxed) == 0).then_some(())
-        })
+        self.until(nemesis, "everything to be read", READ_WITHIN, |_| (left.load(Ordering::Relaxed) == 0).then_some(()))
     }
 
     fn unsettled(&self) -> String {
@@ -337,6 +322,17 @@ impl Run {
                 let nodes = self.nodes;
                 self.shared.ledger().wrong(format!("content {hash} is named, and on {copies} disks of {nodes} only"));
             }
+        }
+    }
+}
+
+async fn read_content(cluster: &ClusterHandle, shared: &Shared) {
+    let named: Vec<(BlobHash, u64)> = cluster.local(|state| state.named_blobs().collect());
+    for (hash, length) in named {
+        let read = async { cluster.open_blob(hash, length).await?.whole().await };
+        if let Err(error) = read.await {
+            let node = cluster.node_id();
+            shared.ledger().wrong(format!("node {node} does not give named content {hash}: {error}"));
         }
     }
 }

@@ -27,7 +27,7 @@ const FETCH_PER_ROUND: usize = 256;
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// However the wall clocks of the cluster differ or jump, and with them the day, what was written is kept for this long by the
 /// clock that nobody sets: what is to name it is on its way for seconds, or for as long as the others are away.
-const KEPT_AT_LEAST: Duration = Duration::from_secs(3_600);
+pub(super) const KEPT_AT_LEAST: Duration = Duration::from_secs(3_600);
 /// Files that one sweep removes at most: removals are work for the disk that the log is written to.
 const MAX_REMOVED: usize = 1_000;
 
@@ -88,7 +88,7 @@ async fn sweep(cluster: &ClusterHandle) {
     let (before, kept) = if mutants::on(Mutant::BlobCollectionWithoutGrace) {
         (Timestamp(u64::MAX), Duration::ZERO)
     } else {
-        (Timestamp(now.0.saturating_sub(BLOB_KEPT_UNNAMED_MS)), KEPT_AT_LEAST)
+        (Timestamp(now.0.saturating_sub(BLOB_KEPT_UNNAMED_MS)), cluster.blobs().kept_at_least())
     };
     let removed = blocking(move || {
         let mut removed = 0;
