@@ -1,10 +1,11 @@
-// The official JavaScript client (@a2a-js/sdk) drives a cluster: card, send, stream, get, list, cancel, subscribe, errors.
+// The official JavaScript client (@a2a-js/sdk) drives a cluster over each binding: card, send, stream, get, list, cancel, subscribe, errors.
 // Usage: node a2a_client.mjs URL URL URL   (three nodes; the agent `talker` behind each)
 
 import { randomUUID } from "node:crypto";
 
 import { Role, TaskState } from "@a2a-js/sdk";
-import { ClientFactory } from "@a2a-js/sdk/client";
+import { ClientFactory, JsonRpcTransportFactory, RestTransportFactory } from "@a2a-js/sdk/client";
+import { GrpcTransportFactory } from "@a2a-js/sdk/client/grpc";
 import { TaskNotCancelableError, TaskNotFoundError, UnsupportedOperationError } from "@a2a-js/sdk/errors";
 
 const GENERATION = "dev.towline/generation";
@@ -77,15 +78,22 @@ const get = (client, id) => client.getTask({ tenant: "", id });
 const cancel = (client, id) => client.cancelTask({ tenant: "", id, metadata: undefined });
 const subscribe = (client, id) => collect(client.resubscribeTask({ tenant: "", id }));
 
-async function main(nodes) {
-  const factory = new ClientFactory();
+const transports = {
+  JSONRPC: () => new JsonRpcTransportFactory(),
+  "HTTP+JSON": () => new RestTransportFactory(),
+  GRPC: () => new GrpcTransportFactory(),
+};
+
+async function main(nodes, binding) {
+  console.log(`  over ${binding}`);
+  const factory = new ClientFactory({ transports: [transports[binding]()] });
   const card = "agents/talker/.well-known/agent-card.json";
   const [first, second, third] = await Promise.all(nodes.map((node) => factory.createFromUrl(`${node}/`, card)));
 
   const agent = await first.getAgentCard();
   equal("the card names the agent", agent.name, "talker");
   const faces = agent.supportedInterfaces.map((face) => `${face.protocolBinding} ${face.protocolVersion}`);
-  that("the card offers JSON-RPC 1.0", faces.includes("JSONRPC 1.0"), faces);
+  equal("the card offers 1.0 on all bindings", faces, Object.keys(transports).map((name) => `${name} 1.0`));
   const mesh = await factory.createFromUrl(nodes[0]);
   that("the mesh has a card at the usual place", (await mesh.getAgentCard()).name.length > 0);
 
@@ -138,7 +146,7 @@ async function main(nodes) {
 }
 
 try {
-  await main(process.argv.slice(2));
+  for (const binding of Object.keys(transports)) await main(process.argv.slice(2), binding);
 } catch (error) {
   that("the client went through", false, error?.stack ?? error);
 }

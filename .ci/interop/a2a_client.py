@@ -1,10 +1,11 @@
-"""The official Python client (a2a-sdk) drives a cluster: card, send, stream, get, list, cancel, subscribe, errors."""
+"""The official Python client (a2a-sdk) drives a cluster over each binding: card, send, stream, get, list, cancel, subscribe, errors."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
 
+import grpc
 import httpx
 from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 from a2a.types import (
@@ -27,6 +28,7 @@ from checks import Checks
 ROPES = "A rope is a group of yarns"
 TIMEOUT = httpx.Timeout(60)
 GENERATION = "dev.towline/generation"
+BINDINGS = ("JSONRPC", "HTTP+JSON", "GRPC")
 
 
 def message(text: str, **fields) -> Message:
@@ -67,11 +69,16 @@ class Door:
         self.card, self.streaming, self.plain, self.http = card, streaming, plain, http
 
     @classmethod
-    async def open(cls, node: str, agent: str) -> "Door":
+    async def open(cls, node: str, agent: str, binding: str) -> "Door":
         http = httpx.AsyncClient(timeout=TIMEOUT)
         resolver = A2ACardResolver(http, node)
         card = await resolver.get_agent_card(relative_card_path=f"agents/{agent}/.well-known/agent-card.json")
-        clients = [ClientFactory(ClientConfig(streaming=yes, httpx_client=http)).create(card) for yes in (True, False)]
+        config = {
+            "httpx_client": http,
+            "grpc_channel_factory": grpc.aio.insecure_channel,
+            "supported_protocol_bindings": [binding],
+        }
+        clients = [ClientFactory(ClientConfig(streaming=yes, **config)).create(card) for yes in (True, False)]
         return cls(card, *clients, http)
 
     async def stream(self, text: str, **fields):
@@ -104,8 +111,8 @@ async def subscribe(door: Door, task_id: str):
     return [event async for event in door.streaming.subscribe(SubscribeToTaskRequest(id=task_id))]
 
 
-async def drive(nodes: list[str], checks: Checks) -> None:
-    doors = [await Door.open(node, "talker") for node in nodes]
+async def drive(nodes: list[str], binding: str, checks: Checks) -> None:
+    doors = [await Door.open(node, "talker", binding) for node in nodes]
     first, second, third = doors
     await check_cards(nodes, first, checks)
     task = await check_send(first, second, checks)
@@ -122,7 +129,7 @@ async def drive(nodes: list[str], checks: Checks) -> None:
 async def check_cards(nodes, door, checks) -> None:
     checks.equal("the card names the agent", door.card.name, "talker")
     interfaces = [(face.protocol_binding, face.protocol_version) for face in door.card.supported_interfaces]
-    checks.that("the card offers JSON-RPC 1.0", ("JSONRPC", "1.0") in interfaces, interfaces)
+    checks.equal("the card offers 1.0 on all bindings", interfaces, [(name, "1.0") for name in BINDINGS])
     checks.that("the card says that it streams", door.card.capabilities.streaming)
     checks.that("the card has a skill", len(door.card.skills) > 0)
     async with httpx.AsyncClient(timeout=TIMEOUT) as http:
@@ -225,5 +232,7 @@ async def check_errors(door, task, checks) -> None:
 
 def run(nodes: list[str]) -> Checks:
     checks = Checks("a2a-sdk-python")
-    asyncio.run(drive(nodes, checks))
+    for binding in BINDINGS:
+        print(f"  over {binding}")
+        asyncio.run(drive(nodes, binding, checks))
     return checks

@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 
 import a2a_client
+import a2a_peers
 import mcp_servers
 import openai_wire
 from checks import Checks, wait_for
@@ -31,7 +32,7 @@ START_SECONDS = 60
 TOOLS_SECONDS = 120
 
 
-def mesh(modules: Path, everything_port: int, aimock: str, notes: Path) -> str:
+def mesh(modules: Path, everything_port: int, aimock: str, notes: Path, peer_ports: list[int]) -> str:
     """What every node of the cluster runs."""
     servers = modules / "node_modules" / "@modelcontextprotocol"
     everything, filesystem = (servers / f"server-{name}" / "dist" / "index.js" for name in ("everything", "filesystem"))
@@ -49,7 +50,10 @@ agents:
   - {{ name: calculator, description: Adds., instruction: Add., tools: ["stdio.*"], replicas: all }}
   - {{ name: forecaster, description: Knows the weather., instruction: Forecast., tools: ["http.*"], replicas: all }}
   - {{ name: librarian, description: Reads notes., instruction: Read., tools: ["files.*"], replicas: all }}
-  - {{ name: manager, description: Has others work., instruction: Delegate., delegates: [talker], replicas: all }}
+  - {{ name: manager, description: Has others work., instruction: Delegate., delegates: [talker, python, javascript], replicas: all }}
+peers:
+  - {{ name: python, url: "http://127.0.0.1:{peer_ports[0]}" }}
+  - {{ name: javascript, url: "http://127.0.0.1:{peer_ports[1]}" }}
 """
 
 
@@ -79,12 +83,27 @@ def wait_listening(process: Process, url: str) -> None:
     wait_for(f"{url} to answer", START_SECONDS, answers)
 
 
-def javascript(modules: Path, folder: Path, nodes: list[str]) -> Checks:
-    """Runs the JavaScript client where its packages are found."""
-    script = folder / "js" / "a2a_client.mjs"
-    script.parent.mkdir()
-    shutil.copy(HERE / "a2a_client.mjs", script)
-    (script.parent / "node_modules").symlink_to(modules / "node_modules")
+def scripts(modules: Path, folder: Path) -> Path:
+    """Puts the JavaScript programs where their packages are found."""
+    beside = folder / "js"
+    beside.mkdir()
+    for script in HERE.glob("*.mjs"):
+        shutil.copy(script, beside)
+    (beside / "node_modules").symlink_to(modules / "node_modules")
+    return beside
+
+
+def start_peers(programs: Path, folder: Path, ports: list[int]) -> list[Process]:
+    python, javascript = (str(port) for port in ports)
+    return [
+        Process([sys.executable, str(HERE / "a2a_server.py"), python], folder / "python-peer.log"),
+        Process(["node", str(programs / "a2a_server.mjs"), javascript], folder / "javascript-peer.log"),
+    ]
+
+
+def javascript(programs: Path, nodes: list[str]) -> Checks:
+    """Runs the JavaScript client."""
+    script = programs / "a2a_client.mjs"
     done = subprocess.run(["node", str(script), *nodes], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180)
     checks = Checks("a2a-sdk-js")
     counted = re.search(r"(\d+) passed, (\d+) failed", done.stdout)
@@ -117,24 +136,29 @@ def main() -> int:
     notes = folder / "notes"
     notes.mkdir()
     (notes / "note.md").write_text(f"# Note\n\n{NOTE}\n")
-    everything_port, aimock_port = free_ports(2)
+    everything_port, aimock_port, *peer_ports = free_ports(4)
+    programs = scripts(modules, folder)
     aimock = f"http://127.0.0.1:{aimock_port}"
     running: list[Process] = []
-    cluster = Cluster(
-        arguments.binary.resolve(), folder, mesh(modules, everything_port, aimock, notes), {"INTEROP_KEY": KEY}
-    )
+    config = mesh(modules, everything_port, aimock, notes, peer_ports)
+    cluster = Cluster(arguments.binary.resolve(), folder, config, {"INTEROP_KEY": KEY})
     results: list[Checks] = []
     try:
         running.append(start_everything(modules, folder, everything_port))
         running.append(start_aimock(modules, folder, notes, aimock_port))
         wait_listening(running[0], f"http://127.0.0.1:{everything_port}/")
         wait_listening(running[1], f"{aimock}/__aimock/journal")
+        peers = start_peers(programs, folder, peer_ports)
+        running.extend(peers)
+        for peer, port in zip(peers, peer_ports):
+            wait_listening(peer, f"http://127.0.0.1:{port}/.well-known/agent-card.json")
         cluster.start()
         wait_for("the MCP servers on every node", TOOLS_SECONDS, cluster.tools_are_ready)
         results.append(suite("OpenAI API, played by aimock", lambda: openai_wire.run(cluster, aimock, KEY)))
         results.append(suite("MCP servers", lambda: mcp_servers.run(cluster, NOTE)))
         results.append(suite("A2A client in Python", lambda: a2a_client.run(cluster.urls)))
-        results.append(suite("A2A client in JavaScript", lambda: javascript(modules, folder, cluster.urls)))
+        results.append(suite("A2A client in JavaScript", lambda: javascript(programs, cluster.urls)))
+        results.append(suite("A2A servers of others as peers", lambda: a2a_peers.run(cluster)))
     except Exception:  # noqa: BLE001 - reported and counted below
         traceback.print_exc()
         results.append(Checks("start"))

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
-use towline_core::{AgentName, AgentSpec, OnAdoption, Placement};
+use towline_core::{AgentName, AgentSpec, Labels, OnAdoption, Placement};
 
 /// The whole configuration of this node's part of the mesh.
 #[derive(Debug, Clone, Default)]
@@ -38,12 +38,16 @@ pub struct AgentConfig {
     pub placement: Placement,
     /// How many of its tasks run on one node at the same time; none means that only the node's limit holds.
     pub permits: Option<u32>,
+    /// Most of its tasks in the cluster that have not ended; none means the limit of the core.
+    pub queue: Option<u32>,
     /// Most model calls of one task.
     pub max_steps: u32,
     /// Whether it may ask a person.
     pub ask_human: bool,
     /// Tags of its skill on the agent card.
     pub tags: Vec<String>,
+    /// It runs only on nodes that have all of these.
+    pub labels: Labels,
 }
 
 impl AgentConfig {
@@ -54,6 +58,8 @@ impl AgentConfig {
             description: self.description.clone(),
             placement: self.placement,
             tags: self.tags.clone(),
+            queue: self.queue,
+            labels: self.labels.clone(),
         }
     }
 }

@@ -161,7 +161,8 @@ impl DispatcherState {
         let Some(config) = self.shared.config.servers.iter().find(|config| config.name == server) else {
             return Ok(());
         };
-        let handle = McpHandle::spawn(config.clone(), Some(self.myself.get_cell())).await?;
+        let handle =
+            McpHandle::spawn(config.clone(), Some(self.shared.cluster.clone()), Some(self.myself.get_cell())).await?;
         self.connections.insert(handle.actor_id(), server.to_owned());
         self.shared.set_server(handle);
         Ok(())

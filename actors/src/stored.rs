@@ -3,7 +3,7 @@
 use std::time::Duration;
 use tokio::time::Instant;
 use towline_cluster::{BlobError, ClusterHandle};
-use towline_core::{Message, Outcome, Step, limits::MAX_CONTENT_BYTES};
+use towline_core::{Blob, Message, Outcome, Step, limits::MAX_CONTENT_BYTES};
 
 /// How long content is asked for that no node gives: an election, or the restart of a node, fits in.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -21,6 +21,17 @@ pub(crate) async fn with_parts(cluster: &ClusterHandle, message: &mut Message) -
     loop {
         let shown = cluster.show_parts(message.parts.iter_mut().collect(), MAX_READ_BYTES).await;
         match shown {
+            Err(error) => patience.wait(error).await?,
+            Ok(()) => return Ok(()),
+        }
+    }
+}
+
+/// Has a majority of the voters hold what this node wrote.
+pub(crate) async fn held(cluster: &ClusterHandle, blob: &Blob) -> Result<(), BlobError> {
+    let patience = Patience::begin();
+    loop {
+        match cluster.hold_content(blob.hash, blob.length).await {
             Err(error) => patience.wait(error).await?,
             Ok(()) => return Ok(()),
         }

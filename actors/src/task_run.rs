@@ -12,11 +12,14 @@
 //! few times per run; then its step fails.
 
 mod doubt;
+mod ending;
 mod leaving;
+mod outcomes;
+mod perform;
 mod spans;
 mod view;
 
-use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -24,25 +27,24 @@ use std::{
 };
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
-use towline_cluster::{BlobError, ClusterHandle, ProposeError};
+use towline_cluster::{ClusterHandle, ProposeError};
 use towline_core::{
-    Asked, Command, Doubt, Epoch, Intent, Message, Metadata, ModelAnswer, Outcome, OwnerReport, OwnerWord, Part,
-    Principal, Proposal, Rejection, Role, Step, StepNo, StepRecord, TaskId, TaskState, ToolCall, TraceContext,
+    Command, Doubt, Epoch, Intent, Message, Metadata, ModelAnswer, Outcome, OwnerReport, OwnerWord, Part, Principal,
+    Proposal, Rejection, Role, Step, StepNo, TaskId, TaskState, ToolCall, TraceContext,
 };
-use towline_trace::{KeyValue, LostSpan, Span, names};
+use towline_trace::{LostSpan, Span, names};
 
 use crate::{
     config::AgentConfig,
-    decision::{self, Next, Situation, with_distinct_ids},
-    delegation::{DelegationActor, DelegationArguments, DelegationMsg, Job, News},
-    mcp_connection::{CallError, CallRequest, ToolResult},
-    model::{ChatMessage, ModelError, ModelRequest},
+    decision::{self, Next, Situation},
+    delegation::{DelegationMsg, News},
+    mcp_connection::{CallError, ToolResult},
+    model::ModelError,
     outbox::Outbox,
     prompt,
     shared::{Model, Permits, Shared},
-    stored,
-    thinking::{self, Piece, Progress},
-    toolbox::{Planned, Toolbox, step_key},
+    thinking::Progress,
+    toolbox::{Planned, Toolbox},
 };
 use view::View;
 
@@ -59,12 +61,6 @@ const LONGEST_REPORT_WAIT: Duration = Duration::from_secs(1);
 
 /// How often a run begins its turn anew because a report of an earlier run under the same lease was in its way.
 const MAX_BEGINS: u32 = 5;
-
-/// How often crashed delegations of one run are started again.
-const MAX_DELEGATION_RESTARTS: u32 = 3;
-
-/// Wait before a crashed delegation is started again, times the number of crashes.
-const DELEGATION_RESTART_WAIT: Duration = Duration::from_millis(500);
 
 /// How long a run that stops waits for what it had under way, so that servers and peers hear of it.
 const STOP_TIMEOUT: Duration = Duration::from_secs(6);
@@ -716,356 +712,12 @@ impl TaskRunState {
         let metadata = Metadata::from([("dev.towline/askedBy".to_owned(), target.into())]);
         self.ask_person(step, question, metadata);
     }
-
-    async fn perform(&mut self, steps: &[StepNo]) -> Result<(), ActorProcessingErr> {
-        for no in steps {
-            // The last look before the effect leaves this node.
-            if !self.context.shared.cluster.may_act() {
-                self.stop();
-                return Ok(());
-            }
-            let Some(step) = self.view.step(*no).cloned() else { continue };
-            let work = match &step.intent {
-                Intent::Model { .. } => self.think(&step),
-                Intent::Tool { server, tool, arguments, .. } => self.call_tool(&step, server, tool, arguments),
-                Intent::Delegate { .. } => self.delegate(&step).await?,
-                Intent::Ask { .. } | Intent::Refused { .. } => continue,
-            };
-            self.running.insert(*no, Running { attempt: step.attempt, work });
-        }
-        Ok(())
-    }
-
-    fn think(&self, step: &Step) -> Work {
-        let (context, myself) = (Arc::clone(&self.context), self.myself.clone());
-        let (no, attempt) = (step.no, step.attempt);
-        let request = ModelRequest {
-            model: self.model_name(),
-            system: prompt::system(&context.agent),
-            messages: Vec::new(),
-            tools: Vec::new(),
-            seed: format!("{}/{}", self.id(), self.view.turn.number),
-            agent: context.agent.name.to_string(),
-            trace: Some(step.span),
-        };
-        let read = (self.view.history.first().cloned(), self.view.journal.clone());
-        let cancel = CancellationToken::new();
-        let canceled = cancel.clone();
-        let task = tokio::spawn(async move {
-            tokio::select! {
-                () = canceled.cancelled() => {}
-                () = ask_model(context, myself, (no, attempt), request, read) => {}
-            }
-            None
-        });
-        Work::Call { cancel, task: AbortOnDropHandle::new(task) }
-    }
-
-    fn call_tool(&mut self, step: &Step, server: &str, tool: &str, arguments: &serde_json::Value) -> Work {
-        let myself = self.myself.clone();
-        let (no, attempt) = (step.no, step.attempt);
-        let request = CallRequest {
-            tool: tool.to_owned(),
-            arguments: arguments.clone(),
-            task: self.id(),
-            step: no,
-            attempt,
-            idempotency_key: step_key(self.id(), no),
-            trace: step.span,
-            timeout: None,
-        };
-        let handle = self.context.shared.server(server);
-        if let (Some(handle), Some(span)) = (&handle, self.step_spans.get_mut(&no)) {
-            handle.span_attributes().into_iter().for_each(|pair| set(span, pair));
-        }
-        let server = server.to_owned();
-        let cancel = CancellationToken::new();
-        let canceled = cancel.clone();
-        let task = tokio::spawn(async move {
-            let result = match handle {
-                Some(handle) => handle.call(request, canceled).await,
-                None => Err(CallError {
-                    error_type: "server_unavailable".into(),
-                    message: format!("call {server}.{}: the server is not configured on this node", request.tool),
-                    may_have_happened: false,
-                }),
-            };
-            let known = what_happened(&result);
-            // A run that has stopped wants no result.
-            let _ = myself.cast(TaskRunMsg::ToolReturned { step: no, attempt, result });
-            known
-        });
-        Work::Call { cancel, task: AbortOnDropHandle::new(task) }
-    }
-
-    async fn delegate(&self, step: &Step) -> Result<Work, ActorProcessingErr> {
-        let Some(job) = self.job(step) else { return Ok(Work::Resting) };
-        let arguments = DelegationArguments { job, shared: Arc::clone(&self.context.shared), run: self.myself.clone() };
-        let (actor, _) = Actor::spawn_linked(None, DelegationActor, arguments, self.myself.get_cell()).await?;
-        Ok(Work::Delegation(actor))
-    }
-
-    fn job(&self, step: &Step) -> Option<Job> {
-        let Intent::Delegate { target, own_mesh, message, peer_task, .. } = &step.intent else { return None };
-        let answer = match &step.asked {
-            Some(Asked::Answered(id)) => self.view.message(id).cloned(),
-            Some(Asked::Waiting) | None => None,
-        };
-        Some(Job {
-            task: self.id(),
-            step: step.no,
-            attempt: step.attempt,
-            target: target.clone(),
-            own_mesh: *own_mesh,
-            message: message.as_ref().clone(),
-            peer_task: peer_task.clone(),
-            answer,
-            may_repeat: self.may_repeat.contains(&step.no),
-            headers: self.headers(step.no),
-            trace: step.span,
-        })
-    }
-
-    fn headers(&self, step: StepNo) -> Vec<(&'static str, String)> {
-        let principal =
-            Principal::Agent { name: self.view.agent.clone(), on_behalf_of: Box::new(self.view.owner.clone()) };
-        let mut headers = vec![
-            ("towline-parent-task", self.id().to_string()),
-            ("towline-parent-step", step.to_string()),
-            ("towline-hop", (self.view.hop + 1).to_string()),
-        ];
-        headers.extend(serde_json::to_string(&principal).ok().map(|text| ("towline-on-behalf-of", text)));
-        headers.extend(self.view.remaining_ms().map(|ms| ("towline-deadline-ms", ms.to_string())));
-        headers
-    }
-
-    fn progress(&mut self, step: StepNo, attempt: u32, progress: Progress) {
-        match progress {
-            Progress::Text(piece) => self.show(step, attempt, piece),
-            Progress::AskedAgain { attempt, error } => {
-                if let Some(span) = &mut self.turn {
-                    span.event(
-                        names::event::MODEL_RETRY,
-                        vec![
-                            KeyValue::new(names::MODEL_ATTEMPT, i64::from(attempt)),
-                            KeyValue::new(names::ERROR_TYPE, error.error_type.to_string()),
-                        ],
-                    );
-                }
-            }
-        }
-        self.pump();
-    }
-
-    fn show(&mut self, step: StepNo, attempt: u32, piece: Piece) {
-        let mut metadata = Metadata::from([("dev.towline/attempt".to_owned(), attempt.into())]);
-        if self.is_simulated() {
-            metadata.insert("simulated".to_owned(), true.into());
-        }
-        self.outbox.push(OwnerWord::Chunk {
-            artifact_id: format!("step-{step}"),
-            name: Some(ANSWER.to_owned()),
-            parts: vec![Part::text(piece.text)],
-            append: piece.append,
-            last_chunk: piece.last,
-            metadata,
-        });
-    }
-
-    fn thought(&mut self, step: StepNo, answer: Result<ModelAnswer, ModelError>) -> Outcome {
-        let outcome = match answer {
-            Ok(mut answer) => {
-                answer.calls = with_distinct_ids(answer.calls, step);
-                if let Some(span) = self.step_spans.get_mut(&step) {
-                    span.set(names::GEN_AI_USAGE_INPUT_TOKENS, spans::number(answer.usage.input));
-                    span.set(names::GEN_AI_USAGE_OUTPUT_TOKENS, spans::number(answer.usage.output));
-                }
-                Outcome::Answered(answer)
-            }
-            Err(error) => Outcome::Failed { error_type: error.error_type.into_owned(), message: error.message },
-        };
-        self.end_step(step, outcome.clone());
-        outcome
-    }
-
-    /// Says the last word in the same report as the outcome that leaves nothing else to do.
-    fn complete_with(&mut self, step: StepNo, outcome: Outcome) {
-        if self.phase != Phase::Running || self.give_up.is_some() {
-            return;
-        }
-        let mut journal = self.view.journal.clone();
-        let Some(ended) = journal.get_mut(step.0 as usize) else { return };
-        ended.ended = Some(StepRecord { outcome, at: self.view.now });
-        if self.decide_from(&journal) == Next::Complete {
-            self.finish(TaskState::Completed, None);
-        }
-    }
-
-    fn tool_returned(&mut self, step: StepNo, result: Result<ToolResult, CallError>) {
-        match result {
-            Err(error) if error.may_have_happened => self.call_lost(step, error),
-            Ok(mut result) => {
-                self.show_files(step, std::mem::take(&mut result.files));
-                self.end_step(step, tool_outcome(Ok(result)));
-            }
-            Err(error) => self.end_step(step, tool_outcome(Err(error))),
-        }
-    }
-
-    /// What a tool made that is no text becomes an artifact of the task: no model reads it.
-    fn show_files(&mut self, step: StepNo, files: Vec<Part>) {
-        let attempt = self.view.step(step).map_or(1, |step| step.attempt);
-        for (number, file) in files.into_iter().enumerate() {
-            self.outbox.push(OwnerWord::Chunk {
-                artifact_id: format!("step-{step}-file-{number}"),
-                name: file.filename.clone(),
-                parts: vec![file],
-                append: false,
-                last_chunk: true,
-                metadata: Metadata::from([("dev.towline/attempt".to_owned(), attempt.into())]),
-            });
-        }
-    }
-
-    fn news(&mut self, step: StepNo, news: News) {
-        match news {
-            News::PeerTask { task, node } => {
-                if let (Some(span), Some(node)) = (self.step_spans.get_mut(&step), node) {
-                    span.set(names::DELEGATION_NODE, spans::number(node.0));
-                }
-                let known = self.view.step(step).is_some_and(|step| peer_task(step) == Some(&task));
-                if !known {
-                    self.outbox.push(OwnerWord::PeerTask { step, peer_task: task });
-                }
-            }
-            News::Asks(question) => {
-                self.asking.insert(step, question);
-            }
-            News::GoesOn => {
-                self.asking.remove(&step);
-            }
-            News::Ended(outcome) => {
-                self.let_go(step);
-                self.end_step(step, outcome);
-            }
-            News::InDoubt(why) => {
-                self.let_go(step);
-                self.doubtful.insert(step, why);
-            }
-        }
-    }
-
-    /// Stops the delegation of a step, which is then no crash.
-    fn let_go(&mut self, step: StepNo) {
-        if let Some(Running { work: Work::Delegation(actor), .. }) = self.running.remove(&step) {
-            actor.stop(None);
-        }
-    }
-
-    fn delegation_crashed(&mut self, child: &ActorCell, reason: &str) {
-        let crashed = self
-            .running
-            .iter_mut()
-            .find(|(_, running)| matches!(&running.work, Work::Delegation(actor) if actor.get_id() == child.get_id()));
-        let Some((&step, running)) = crashed else { return };
-        self.delegation_crashes += 1;
-        tracing::warn!(task = %self.view.id, step = step.0, reason, crashes = self.delegation_crashes, "delegation crashed");
-        if self.delegation_crashes > MAX_DELEGATION_RESTARTS {
-            let message = format!("the delegation crashed {} times: {reason}", self.delegation_crashes);
-            self.end_step(step, Outcome::Failed { error_type: "crashed".to_owned(), message });
-            return;
-        }
-        running.work = Work::Resting;
-        self.myself.send_after(DELEGATION_RESTART_WAIT * self.delegation_crashes, move || TaskRunMsg::Rested { step });
-    }
-
-    /// Ends what is under way. Peers outside of this mesh hear of it when the task itself has ended.
-    async fn shut_down(&mut self) {
-        self.preparing = None;
-        self.proposing = None;
-        self.deadline = None;
-        self.patience = None;
-        let ended = !self.refresh() || self.view.state.is_terminal();
-        let is_late = !ended && !self.gave_away && self.has_lost_its_lease();
-        if is_late {
-            let unsaid = self.outbox.take_unsaid();
-            self.testify_of(unsaid);
-        }
-        let mut ends = Vec::new();
-        for (step, running) in std::mem::take(&mut self.running) {
-            match running.work {
-                Work::Call { cancel, task } => ends.push(Ending::Call { step, cancel, task, is_late }),
-                Work::Delegation(actor) => {
-                    if !ended || actor.cast(DelegationMsg::Cancel).is_err() {
-                        actor.stop(None);
-                    }
-                    ends.push(Ending::Delegation(actor));
-                }
-                Work::Resting => {}
-            }
-        }
-        let all = futures::future::join_all(ends.into_iter().map(Ending::wait));
-        match tokio::time::timeout(STOP_TIMEOUT, all).await {
-            Ok(known) => known.into_iter().flatten().for_each(|(step, outcome)| self.testify(step, outcome)),
-            Err(_) => tracing::warn!(task = %self.id(), "work of a stopped run did not end in time and was aborted"),
-        }
-        self.end_spans();
-    }
-
-    fn end_spans(&mut self) {
-        for (_, mut span) in std::mem::take(&mut self.step_spans) {
-            if self.view.state == TaskState::Canceled {
-                span.fail(names::error::CANCELED, "the task was canceled");
-            }
-            span.end();
-        }
-        let Some(mut turn) = self.turn.take() else { return };
-        turn.set(names::A2A_TASK_STATE, format!("{:?}", self.view.state));
-        if self.view.state == TaskState::Canceled {
-            turn.fail(names::error::CANCELED, "the task was canceled");
-        }
-        turn.end();
-    }
-}
-
-/// Something that a stopping run waits for.
-enum Ending {
-    Call { step: StepNo, cancel: CancellationToken, task: AbortOnDropHandle<Option<Outcome>>, is_late: bool },
-    Delegation(ActorRef<DelegationMsg>),
-}
-
-impl Ending {
-    /// What came of it, if that is still of interest: of a call under a lease that was lost.
-    async fn wait(self) -> Option<(StepNo, Outcome)> {
-        match self {
-            Ending::Call { step, cancel, mut task, is_late } => {
-                if is_late && let Ok(ended) = tokio::time::timeout(doubt::LATE_ANSWER_WAIT, &mut task).await {
-                    return ended.ok().flatten().map(|outcome| (step, outcome));
-                }
-                cancel.cancel();
-                let ended = task.await.ok().flatten();
-                ended.filter(|_| is_late).map(|outcome| (step, outcome))
-            }
-            Ending::Delegation(actor) => {
-                drop(actor.wait(None).await);
-                None
-            }
-        }
-    }
 }
 
 fn tool_outcome(result: Result<ToolResult, CallError>) -> Outcome {
     match result {
         Ok(result) => Outcome::Returned { content: result.text, is_error: result.is_error },
         Err(error) => Outcome::Failed { error_type: error.error_type.into_owned(), message: error.message },
-    }
-}
-
-/// What a call's end says about its effect; none if it leaves that open.
-fn what_happened(result: &Result<ToolResult, CallError>) -> Option<Outcome> {
-    match result {
-        Err(error) if error.may_have_happened || error.error_type == names::error::CANCELED => None,
-        result => Some(tool_outcome(result.clone())),
     }
 }
 
@@ -1108,68 +760,6 @@ async fn propose(
     };
     // A run that has stopped does not go on.
     let _ = run.cast(message);
-}
-
-async fn ask_model(
-    context: Arc<AgentContext>,
-    run: ActorRef<TaskRunMsg>,
-    (step, attempt): (StepNo, u32),
-    mut request: ModelRequest,
-    read: (Option<Message>, Vec<Step>),
-) {
-    let read = conversation(&context.shared.cluster, read).await;
-    let toolbox = context.shared.toolbox(&context.agent);
-    request.tools = prompt::schemas(&toolbox);
-    let answer = match (read, context.model()) {
-        (Err(error), _) => Err(ModelError::permanent("content_unavailable", format!("read the task: {error}"))),
-        (Ok(messages), Some(model)) => {
-            request.messages = messages;
-            let tell = |progress| {
-                // A run that has stopped shows nothing.
-                let _ = run.cast(TaskRunMsg::Progress { step, attempt, progress });
-            };
-            thinking::think(model.provider.as_ref(), request, tell).await
-        }
-        (Ok(_), None) => {
-            Err(ModelError::permanent("unknown_model", format!("model {} is not set up", context.agent.model)))
-        }
-    };
-    // A run that has stopped wants no answer.
-    let _ = run.cast(TaskRunMsg::Thought { step, attempt, answer, toolbox });
-}
-
-/// The journal as the model sees it, with everything that lies in the blob store in its place.
-async fn conversation(
-    cluster: &ClusterHandle,
-    (request, mut journal): (Option<Message>, Vec<Step>),
-) -> Result<Vec<ChatMessage>, BlobError> {
-    let Some(mut request) = request else { return Ok(Vec::new()) };
-    stored::with_parts(cluster, &mut request).await?;
-    stored::with_outcomes(cluster, &mut journal).await?;
-    Ok(prompt::conversation(&request, &journal))
-}
-
-fn set(span: &mut Span, pair: KeyValue) {
-    let KeyValue { key, value, .. } = pair;
-    // The keys of a connection's attributes are the constants of `names`.
-    for name in [
-        names::MCP_SERVER,
-        names::PEER_SERVICE,
-        names::NETWORK_TRANSPORT,
-        names::MCP_PROTOCOL_VERSION,
-        names::MCP_SESSION_ID,
-    ] {
-        if key.as_str() == name {
-            span.set(name, value.clone());
-        }
-    }
-}
-
-fn peer_task(step: &Step) -> Option<&String> {
-    match &step.intent {
-        Intent::Delegate { peer_task, .. } => peer_task.as_ref(),
-        Intent::Model { .. } | Intent::Tool { .. } | Intent::Ask { .. } | Intent::Refused { .. } => None,
-    }
 }
 
 fn shortened(text: &str) -> String {

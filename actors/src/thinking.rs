@@ -13,6 +13,10 @@ use crate::model::{Delta, ModelError, ModelProvider, ModelRequest, ModelStream};
 /// How long text waits for more before it goes into the log: a reader sees it flow, and the log sees ten entries a second.
 const TEXT_EVERY: Duration = Duration::from_millis(100);
 
+/// How long the first text waits for the end of the answer: a short answer that is there as a whole costs one log entry
+/// and not two, and nobody sees the wait.
+const FIRST_TEXT_WITHIN: Duration = Duration::from_millis(3);
+
 /// Text that goes into the log at once.
 const TEXT_BYTES: usize = 8 * 1024;
 
@@ -127,9 +131,12 @@ async fn read(
     }
 }
 
-/// Makes pieces of deltas: the first at once, then every [`TEXT_EVERY`] or [`TEXT_BYTES`].
+/// Makes pieces of deltas: the first after [`FIRST_TEXT_WITHIN`], then every [`TEXT_EVERY`] or [`TEXT_BYTES`].
 struct Writer<'a> {
     buffer: String,
+    /// When the first delta came.
+    first: Option<Instant>,
+    /// When the last piece was made.
     last: Option<Instant>,
     /// Whether an attempt before this one, or this one, has shown text.
     shown: &'a mut bool,
@@ -138,18 +145,23 @@ struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     fn new(shown: &'a mut bool) -> Self {
-        Self { buffer: String::new(), last: None, shown, replaces: true }
+        Self { buffer: String::new(), first: None, last: None, shown, replaces: true }
     }
 
     fn write(&mut self, text: &str, now: Instant) -> Option<Piece> {
         self.buffer.push_str(text);
-        let wait_is_over = self.last.is_none_or(|last| now.duration_since(last) >= TEXT_EVERY);
+        self.first.get_or_insert(now);
+        let wait_is_over = self.due().is_none_or(|due| now >= due);
         (wait_is_over || self.buffer.len() >= TEXT_BYTES).then(|| self.flush(now, false)).flatten()
     }
 
     /// When the text that waits must go.
     fn due(&self) -> Option<Instant> {
-        self.last.filter(|_| !self.buffer.is_empty()).map(|last| last + TEXT_EVERY)
+        if self.buffer.is_empty() {
+            return None;
+        }
+        let first = self.first.map(|first| first + FIRST_TEXT_WITHIN);
+        self.last.map(|last| last + TEXT_EVERY).or(first)
     }
 
     /// The text that waits. The last piece may be empty: it says that the text is complete.
@@ -177,11 +189,14 @@ mod tests {
     }
 
     #[test]
-    fn the_first_delta_goes_at_once_and_the_rest_every_tenth_of_a_second() {
+    fn the_first_delta_goes_within_milliseconds_and_the_rest_every_tenth_of_a_second() {
         let mut shown = false;
         let mut writer = Writer::new(&mut shown);
         let start = Instant::now();
-        assert_eq!(writer.write("a", start), Some(piece("a", false, false)));
+        assert_eq!(writer.write("a", start), None);
+        assert_eq!(writer.due(), Some(start + FIRST_TEXT_WITHIN));
+        let start = start + FIRST_TEXT_WITHIN;
+        assert_eq!(writer.flush(start, false), Some(piece("a", false, false)));
         assert_eq!(writer.write("b", start + TEXT_EVERY / 4), None);
         assert_eq!(writer.due(), Some(start + TEXT_EVERY));
         assert_eq!(writer.write("c", start + TEXT_EVERY), Some(piece("bc", true, false)));
@@ -192,12 +207,23 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_is_there_as_a_whole_is_one_piece() {
+        let mut shown = false;
+        let mut writer = Writer::new(&mut shown);
+        let start = Instant::now();
+        assert_eq!(writer.write("do", start), None);
+        assert_eq!(writer.write("ne", start), None);
+        assert_eq!(writer.flush(start, true), Some(piece("done", false, true)));
+    }
+
+    #[test]
     fn an_answer_without_text_makes_no_piece() {
         let mut shown = false;
         assert_eq!(Writer::new(&mut shown).flush(Instant::now(), true), None);
     }
 
     /// Plays one list of deltas per call.
+    /// Each delta comes so late that the text before it has been shown.
     struct Plays(Mutex<Vec<Vec<Result<Delta, ModelError>>>>);
 
     #[async_trait]
@@ -207,7 +233,11 @@ mod tests {
         }
 
         async fn complete(&self, _: ModelRequest) -> Result<ModelStream, ModelError> {
-            Ok(futures::stream::iter(self.0.lock().unwrap().remove(0)).boxed())
+            let late = |delta| async {
+                tokio::time::sleep(2 * FIRST_TEXT_WITHIN).await;
+                delta
+            };
+            Ok(futures::stream::iter(self.0.lock().unwrap().remove(0)).then(late).boxed())
         }
     }
 
@@ -229,7 +259,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_text_of_a_cut_answer_is_replaced_by_the_next_attempt() {
-        let plays = Plays(Mutex::new(vec![vec![text("wrong")], vec![text("right"), Ok(Delta::End)]]));
+        let plays = Plays(Mutex::new(vec![vec![text("wrong"), text("")], vec![text("right"), Ok(Delta::End)]]));
         let mut seen = Vec::new();
         let answer = think(&plays, request(), |progress| seen.push(progress)).await.unwrap();
         assert_eq!(answer.text, "right");
@@ -240,7 +270,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_empty_answer_after_a_cut_one_clears_what_was_shown() {
-        let plays = Plays(Mutex::new(vec![vec![text("wrong")], vec![Ok(Delta::End)]]));
+        let plays = Plays(Mutex::new(vec![vec![text("wrong"), text("")], vec![Ok(Delta::End)]]));
         let mut seen = Vec::new();
         think(&plays, request(), |progress| seen.push(progress)).await.unwrap();
         assert_eq!(seen.last(), Some(&Progress::Text(piece("", false, true))));

@@ -72,7 +72,8 @@ impl Node {
         let handle = cluster.handle();
         let config = config();
         let mesh = Mesh::start(config.clone(), handle.clone()).await.unwrap();
-        let registration = Registration { capacity: 8, agents: Mesh::agent_specs(&config) };
+        let registration =
+            Registration { capacity: 8, agents: Mesh::agent_specs(&config), labels: towline_core::Labels::new() };
         handle.register(registration).await.unwrap();
         Self { cluster, handle, mesh: Some(mesh), config, _dir: dir }
     }
@@ -100,6 +101,7 @@ impl Node {
             hop: 0,
             deadline_ms,
             trace: trace(),
+            most_open: None,
         };
         let reply = self.propose(Command::Submit(Box::new(submission))).await;
         assert_eq!(reply, Reply::Submitted { task, created: true });
@@ -168,9 +170,11 @@ fn config() -> MeshConfig {
         delegates: vec![],
         placement: Placement::EveryNode,
         permits: Some(4),
+        queue: None,
         max_steps: 3,
         ask_human: true,
         tags: vec![],
+        labels: towline_core::Labels::new(),
     };
     MeshConfig {
         permits: 8,

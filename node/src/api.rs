@@ -28,7 +28,9 @@ use serde_json::json;
 use tokio::sync::Mutex;
 use towline_actors::Mesh;
 use towline_cluster::{ClusterHandle, ProposeError, Unavailable};
-use towline_core::{Agent, NodeRole, Placement, State as ClusterState, TaskId};
+use towline_core::{
+    Agent, NodeRole, Placement, Rejection, State as ClusterState, Task, TaskId, limits::MAX_OPEN_TASKS_PER_AGENT,
+};
 
 use crate::{
     a2a::{listener::PeerAddress, principal},
@@ -39,6 +41,12 @@ pub use members::{DrainView, LeftTask};
 
 /// Longest life of a join token: who needs one later makes one later.
 const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// When another try is worth it after nobody answered: an election takes about a second.
+const NO_ANSWER: Duration = Duration::from_secs(1);
+
+/// What an agent's queue holds that asks for no shorter one.
+const DEFAULT_QUEUE: u32 = MAX_OPEN_TASKS_PER_AGENT as u32;
 
 /// What the operator API shows.
 pub struct Api {
@@ -67,6 +75,19 @@ pub struct AgentView {
     pub nodes: Vec<NodeView>,
     /// Its tasks that have not ended, on all nodes.
     pub open_tasks: usize,
+    /// How many it may have.
+    #[serde(default)]
+    pub queue: u32,
+}
+
+/// A task, as the operator sees it.
+#[derive(Debug, Serialize)]
+struct TaskView<'a> {
+    #[serde(flatten)]
+    task: &'a Task,
+    /// What it waits for, if it has no owner and should have one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waits_for: Option<String>,
 }
 
 /// A node, named.
@@ -137,8 +158,6 @@ fn agent_view(state: &ClusterState, agent: &Agent) -> AgentView {
         name: state.node(*id).map(|node| node.name.clone()).unwrap_or_default(),
     };
     let nodes: Vec<NodeView> = agent.placed.iter().map(node).collect();
-    let runs = |id: &towline_core::NodeId| state.tasks_of(*id).filter(|task| task.agent == agent.spec.name).count();
-    let open_tasks = state.nodes().map(|node| runs(&node.id)).sum();
     AgentView {
         name: agent.spec.name.to_string(),
         description: agent.spec.description.clone(),
@@ -148,7 +167,8 @@ fn agent_view(state: &ClusterState, agent: &Agent) -> AgentView {
             Placement::EveryNode => None,
         },
         nodes,
-        open_tasks,
+        open_tasks: state.open_tasks_of(&agent.spec.name),
+        queue: agent.spec.queue.unwrap_or(DEFAULT_QUEUE),
     }
 }
 
@@ -159,16 +179,18 @@ async fn mcp(State(api): State<Arc<Api>>) -> Response {
 
 async fn task(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Response, ApiError> {
     let id = task_id(&id)?;
-    let task = api.cluster.read(|state| state.task(id).cloned()).await?;
-    task.map(|task| Json(task).into_response()).ok_or_else(|| unknown_task(id))
+    let task = api.cluster.task(id).await?.ok_or_else(|| unknown_task(id))?;
+    let waits_for = api.cluster.local(|state| state.waits_for(id));
+    Ok(Json(TaskView { task: &task, waits_for }).into_response())
 }
 
 async fn trace(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Response, ApiError> {
     let id = task_id(&id)?;
-    let found = api.cluster.read(|state| state.task(id).map(|task| task.trace)).await?;
-    let context = found.ok_or_else(|| unknown_task(id))?;
+    let found = api.cluster.task(id).await?;
+    let context = found.ok_or_else(|| unknown_task(id))?.trace;
     let mut spans = api.cluster.spans(context.trace_id).await;
-    spans.extend(api.cluster.local(|state| recovered_spans::fill(state, id, &spans)));
+    let family = recovered_spans::family(&api.cluster, id).await;
+    spans.extend(api.cluster.local(|state| recovered_spans::fill(state, id, &family, &spans)));
     let sampled = context.sampled;
     Ok(Json(json!({ "trace_id": context.trace_id_hex(), "sampled": sampled, "spans": spans })).into_response())
 }
@@ -185,6 +207,7 @@ struct TokenRequest {
 enum RoleName {
     Voter,
     Learner,
+    Worker,
 }
 
 async fn join_token(
@@ -199,6 +222,7 @@ async fn join_token(
     let role = match request.role {
         RoleName::Voter => NodeRole::Voter,
         RoleName::Learner => NodeRole::Learner,
+        RoleName::Worker => NodeRole::Worker,
     };
     let token = api.cluster.mint_token(role, ttl).await?;
     let join = api.cluster.own_peer_address();
@@ -223,34 +247,54 @@ struct ApiError {
     status: StatusCode,
     code: &'static str,
     message: String,
+    /// When another try is worth it.
+    retry_after: Option<Duration>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: String) -> Self {
-        Self { status, code, message }
+        Self { status, code, message, retry_after: None }
+    }
+
+    fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let body = json!({ "error": { "code": self.code, "message": self.message } });
-        (self.status, Json(body)).into_response()
+        let mut response = (self.status, Json(body)).into_response();
+        if let Some(wait) = self.retry_after {
+            let seconds = u64::try_from(wait.as_millis().div_ceil(1000)).unwrap_or(u64::MAX);
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        }
+        response
     }
 }
 
 impl From<Unavailable> for ApiError {
     fn from(error: Unavailable) -> Self {
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", error.to_string())
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", error.to_string()).retry_after(NO_ANSWER)
     }
 }
 
 impl From<ProposeError> for ApiError {
     fn from(error: ProposeError) -> Self {
-        let (status, code) = match &error {
-            ProposeError::Rejected(_) => (StatusCode::CONFLICT, "rejected"),
-            ProposeError::Unavailable { .. } => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
-            ProposeError::Unknown { .. } => (StatusCode::SERVICE_UNAVAILABLE, "unknown_outcome"),
-        };
-        ApiError::new(status, code, error.to_string())
+        let message = error.to_string();
+        match error {
+            ProposeError::Rejected(Rejection::Full { retry_after_ms, .. }) => {
+                let wait = Duration::from_millis(retry_after_ms);
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "full", message).retry_after(wait)
+            }
+            ProposeError::Rejected(_) => ApiError::new(StatusCode::CONFLICT, "rejected", message),
+            ProposeError::Unavailable { retry_after, .. } => {
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message).retry_after(retry_after)
+            }
+            ProposeError::Unknown { .. } => {
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unknown_outcome", message).retry_after(NO_ANSWER)
+            }
+        }
     }
 }

@@ -410,6 +410,8 @@ pub enum RoleArg {
     Voter,
     /// Holds the log and runs agents, and does not count
     Learner,
+    /// Runs agents and keeps no log: there may be hundreds
+    Worker,
 }
 
 /// Runs the command line of this process.

@@ -3,7 +3,7 @@
 use towline_a2a::convert;
 
 use crate::{
-    a2a::{blob_range_of, fuzz_request},
+    a2a::{blob_range_of, fuzz_http_request, fuzz_request},
     config::{self, Overrides},
 };
 
@@ -14,6 +14,13 @@ pub fn a2a_request(bytes: &[u8]) {
     drop(convert::get_request(params.clone()));
     drop(convert::task_request(params.clone()));
     drop(convert::list_request(params));
+}
+
+/// The path and the query of a request over HTTP+JSON, parted by the first `?`.
+pub fn a2a_http_request(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let (path, query) = text.split_once('?').unwrap_or((text, ""));
+    fuzz_http_request(path, query);
 }
 
 /// What a peer answers: a task, an event, a page, a card.

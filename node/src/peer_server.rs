@@ -10,7 +10,7 @@ use http::Extensions;
 use rustls::ServerConfig;
 use tokio::{net::TcpStream, time::Instant};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use towline_cluster::{CertifiedNode, PeerIdentity, membership};
+use towline_cluster::{CertifiedNode, Coalesced, PeerIdentity, membership};
 
 use crate::a2a::listener::{GoodUntil, Handshake};
 
@@ -30,7 +30,7 @@ impl PeerTls {
 }
 
 impl Handshake for PeerTls {
-    type Io = TlsStream<TcpStream>;
+    type Io = Coalesced<TlsStream<TcpStream>>;
 
     const HTTP2: bool = true;
 
@@ -45,7 +45,7 @@ impl Handshake for PeerTls {
             extensions.insert(GoodUntil(Instant::now() + left(certified)));
         }
         extensions.insert(PeerIdentity(certified));
-        Ok((tls, extensions))
+        Ok((Coalesced::new(tls), extensions))
     }
 }
 

@@ -5,9 +5,13 @@
 //! request that made it, with each turn and each step the span of its attempt. Those that are missing among the gathered
 //! spans are told from there, marked [`names::SPAN_RECOVERED`]. Work that still runs is left out: its span is yet to come.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde_json::{Value, json};
+use towline_cluster::ClusterHandle;
 use towline_core::{Intent, NodeId, Outcome, State, Step, Task, TaskId, TaskState, Timestamp};
 use towline_trace::{Kind, SpanRecord, names};
 
@@ -15,18 +19,23 @@ use towline_trace::{Kind, SpanRecord, names};
 const MAX_TASKS: usize = 2_000;
 
 /// Adds the spans that are missing from the trace of a task and known from the records of its family.
-pub(crate) fn fill(state: &State, task: TaskId, gathered: &[SpanRecord]) -> Vec<SpanRecord> {
+pub(crate) fn fill(
+    state: &State,
+    task: TaskId,
+    family: &BTreeMap<TaskId, Arc<Task>>,
+    gathered: &[SpanRecord],
+) -> Vec<SpanRecord> {
     let known: BTreeSet<&str> = gathered.iter().map(|span| span.span_id.as_str()).collect();
     let mut told: BTreeMap<String, SpanRecord> = BTreeMap::new();
-    for task in family(state, task) {
-        let teller = Teller { state, task };
+    for task in family.values() {
+        let teller = Teller { state, family, task };
         for span in teller.spans() {
             if !known.contains(span.span_id.as_str()) {
                 told.entry(span.span_id.clone()).or_insert(span);
             }
         }
     }
-    let request = state.task(task).map(|task| task.trace.span_id_hex());
+    let request = family.get(&task).map(|task| task.trace.span_id_hex());
     for span in gathered.iter().filter(|span| span.name == names::span::PEER_PROPOSE) {
         let Some(parent) = span.parent_span_id.as_ref().filter(|parent| !known.contains(parent.as_str())) else {
             continue;
@@ -57,23 +66,44 @@ fn forwarded(served: &SpanRecord, span_id: &str, request: Option<String>) -> Spa
     }
 }
 
-/// The task at the top of the chain of delegations, and all below it.
-fn family(state: &State, task: TaskId) -> Vec<&Task> {
-    let Some(mut top) = state.task(task) else { return Vec::new() };
-    while let Some(parent) = top.parent.as_ref().and_then(|link| state.task(link.task)) {
+/// The task at the top of the chain of delegations and all below it, from the archive as well. What cannot be read is left
+/// out: a trace with a gap says more than none.
+pub(crate) async fn family(cluster: &ClusterHandle, task: TaskId) -> BTreeMap<TaskId, Arc<Task>> {
+    let ids = cluster.local(|state| family_ids(state, task));
+    let mut tasks = BTreeMap::new();
+    for id in ids {
+        match cluster.local_task(id).await {
+            Ok(found) => tasks.extend(found.map(|task| (id, task))),
+            Err(error) => tracing::debug!(task = %id, %error, "is left out of a trace"),
+        }
+    }
+    let trace = tasks.get(&task).map(|task| task.trace.trace_id);
+    tasks.retain(|_, task| Some(task.trace.trace_id) == trace);
+    tasks
+}
+
+fn family_ids(state: &State, task: TaskId) -> Vec<TaskId> {
+    let parent = |id: TaskId| {
+        let live = state.task(id).map(|task| task.parent.as_ref());
+        let link = live.or_else(|| state.stub(id).map(|stub| stub.parent.as_ref())).flatten();
+        link.map(|link| link.task).filter(|parent| state.knows_task(*parent))
+    };
+    let mut top = task;
+    while let Some(parent) = parent(top) {
         top = parent;
     }
-    let mut tasks = vec![top];
+    let mut ids = vec![top];
     let mut next = 0;
-    while let Some(task) = tasks.get(next).copied().filter(|_| tasks.len() < MAX_TASKS) {
-        tasks.extend(state.children_of(task.id).filter(|child| child.trace.trace_id == top.trace.trace_id));
+    while let Some(id) = ids.get(next).copied().filter(|_| ids.len() < MAX_TASKS) {
+        ids.extend(state.children_ids(id));
         next += 1;
     }
-    tasks
+    ids
 }
 
 struct Teller<'a> {
     state: &'a State,
+    family: &'a BTreeMap<TaskId, Arc<Task>>,
     task: &'a Task,
 }
 
@@ -93,7 +123,7 @@ impl Teller<'_> {
         let Task { parent, trace, created, status, .. } = self.task;
         let mut span =
             self.span(names::span::SEND_STREAMING_MESSAGE, Kind::Server, trace.span_id, (*created, status.at));
-        let delegated = parent.as_ref().and_then(|link| self.state.task(link.task)?.step(link.step));
+        let delegated = parent.as_ref().and_then(|link| self.family.get(&link.task)?.step(link.step));
         span.parent_span_id = delegated.map(|step| step.span.span_id_hex());
         span.attributes.insert(names::A2A_METHOD_NAME.into(), names::span::SEND_STREAMING_MESSAGE.into());
         span.attributes.insert(names::GEN_AI_AGENT_NAME.into(), self.task.agent.as_str().into());

@@ -24,7 +24,7 @@ use towline_cluster::{
     Cluster, ClusterError, ClusterHandle, ClusterOptions, ProposeError, Registration,
     membership::{self, Identity, Joining},
 };
-use towline_core::{AgentName, NodeAddresses};
+use towline_core::{AgentName, NodeAddresses, Rejection};
 
 use crate::{
     a2a::{self, A2aSettings, Door, listener},
@@ -244,6 +244,7 @@ impl Doors {
             front_door: config.front_door.clone().unwrap_or_else(no_front_door),
             public_url: public_url.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            most_open: config.limits.open_tasks_per_principal,
             stopping: stopping.clone(),
         });
         let api = Arc::new(Api {
@@ -305,7 +306,7 @@ async fn start_mesh(config: &NodeConfig, handle: &ClusterHandle, api: &Api) -> R
     let agents = Mesh::agent_specs(&config.mesh);
     let mesh = Mesh::start(config.mesh.clone(), handle.clone()).await.map_err(CliError::other)?;
     *api.mesh.lock().await = Some(mesh);
-    let registration = Registration { capacity: config.mesh.permits, agents };
+    let registration = Registration { capacity: config.mesh.permits, agents, labels: config.node.labels.clone() };
     register(handle, registration).await?;
     api.ready.store(true, Ordering::Relaxed);
     tracing::info!(
@@ -323,6 +324,11 @@ async fn register(handle: &ClusterHandle, registration: Registration) -> Result<
     loop {
         match handle.register(registration.clone()).await {
             Ok(()) => return Ok(()),
+            // It takes part in Raft until the others have let it go, and then is told so and ends.
+            Err(ProposeError::Rejected(rejection @ Rejection::NodeRemoved { .. })) => {
+                tracing::warn!(%rejection, "this node is being removed");
+                return Ok(());
+            }
             Err(ProposeError::Rejected(rejection)) => {
                 return Err(CliError::Other(format!("register this node: {rejection}")));
             }

@@ -45,11 +45,44 @@ async fn a_caller_sees_every_event_once_when_the_owner_dies() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_delegation_that_leaves_its_node_is_timed() {
+    let rows = rows(&["delegation", "--clients", "1", "--seconds", "2", "--rounds", "1"]).await;
+    let [trip, whole] = rows.as_slice() else { panic!("{rows:?}") };
+    assert_eq!((&trip["subject"], &whole["subject"]), (&"round trip to another node".into(), &"whole task".into()));
+    assert!(trip["done"].as_u64().unwrap() > 0, "{trip}");
+    assert!(trip["p50_ms"].as_f64().unwrap() < whole["p50_ms"].as_f64().unwrap(), "{rows:?}");
+    assert_eq!(whole["failed"], 0, "{whole}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_soak_tells_what_each_node_holds_over_time() {
+    let rows = rows(&["soak", "--clients", "2", "--seconds", "3"]).await;
+    assert_eq!((&rows[0]["bench"], &rows[0]["failed"]), (&"soak".into(), &0.into()), "{rows:?}");
+    let looks: Vec<&Value> = rows[1..].iter().collect();
+    assert_eq!(looks.len(), 90, "thirty looks at each of three nodes");
+    for look in looks {
+        assert!(look["rss_mb"].as_f64().unwrap() > 1.0 && look["open_files"].as_u64().unwrap() > 2, "{look}");
+        assert!(look["at_s"].as_f64().unwrap() <= 3.0 && look["threads"].as_u64().unwrap() > 1, "{look}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn idle_tells_the_memory_of_three_nodes_and_of_one_with_many_agents() {
     let rows = rows(&["idle", "--agents", "50"]).await;
     let benches: Vec<&str> = rows.iter().map(|row| row["bench"].as_str().unwrap()).collect();
     assert_eq!(benches, ["idle node", "idle node", "idle node", "50 idle agents"]);
     assert!(rows.iter().all(|row| row["rss_mb"].as_f64().unwrap() > 1.0), "{rows:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_build_takes_turns_with_this_one() {
+    let other = towline_tests::towline();
+    let other = other.to_str().unwrap();
+    let arguments = ["cluster", "--clients", "2", "--seconds", "1", "--rounds", "1", "--towline", other];
+    let rows = rows(&arguments).await;
+    let subjects: Vec<&str> = rows.iter().map(|row| row["subject"].as_str().unwrap()).collect();
+    assert_eq!(subjects, ["towline", "towline, build 2", "towline", "towline, build 2"]);
+    assert!(rows.iter().all(|row| row["ratio"].as_f64().unwrap() > 0.0), "{rows:?}");
 }
 
 #[tokio::test]

@@ -204,13 +204,13 @@ fn piece(at: usize, length: usize) -> Vec<u8> {
 }
 
 /// The most memory that the node has used since it started, or since [`forget_peak`].
-fn peak_memory_kib(node: &TestNode) -> u64 {
+pub(crate) fn peak_memory_kib(node: &TestNode) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", node.pid().unwrap())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-fn forget_peak(node: &TestNode) {
+pub(crate) fn forget_peak(node: &TestNode) {
     // Where it is not allowed, the peak of the start counts as well.
     let _not_allowed = fs::write(format!("/proc/{}/clear_refs", node.pid().unwrap()), "5");
 }

@@ -2,4 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod door;
+mod http_server;
 mod parts;
+mod tools;

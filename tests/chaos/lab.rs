@@ -28,6 +28,9 @@ const LOOK_LIMIT: Duration = Duration::from_secs(3);
 /// How long an answer to an operator may take: a proposal looks for a leader for five seconds.
 const OPERATE_LIMIT: Duration = Duration::from_secs(8);
 
+/// What a node says whose disk can be made slow or full.
+const DISK_IS_OURS: &str = "disk is made slow or full by a test";
+
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
 /// What the agents do: `asker` asks at once and waits; `speaker` speaks for some seconds.
@@ -119,6 +122,12 @@ impl Lab {
 
     pub(crate) fn can_partition(&self) -> bool {
         self.bridge.is_some()
+    }
+
+    /// Whether the nodes let their disks be made slow or full: a build without kill points does not.
+    pub(crate) fn can_trouble_disks(&self) -> bool {
+        let says_so = |node: &LabNode| fs::read_to_string(node.log()).is_ok_and(|log| log.contains(DISK_IS_OURS));
+        self.nodes.iter().all(says_so)
     }
 
     /// The position of the leader, as the first node that answers knows it.
@@ -262,6 +271,7 @@ impl LabNode {
         if let Some((address, token)) = join {
             command.args(["--join", address]).env("TOWLINE_TOKEN", token);
         }
+        command.env("TOWLINE_DISK_TROUBLE", self.disk_trouble());
         command.stdin(Stdio::piped()).stdout(log.try_clone().unwrap()).stderr(log);
         *self.process.lock().unwrap() = Some(command.spawn().unwrap());
     }
@@ -320,6 +330,18 @@ impl LabNode {
             answer.is_ok_and(|answer| answer.status().is_success())
         })
         .await
+    }
+
+    /// Makes the disk of the node's log `slow MS` or `full`; none makes it well.
+    pub(crate) fn trouble_disk(&self, trouble: Option<&str>) {
+        match trouble {
+            Some(trouble) => fs::write(self.disk_trouble(), trouble).unwrap(),
+            None => fs::remove_file(self.disk_trouble()).unwrap(),
+        }
+    }
+
+    fn disk_trouble(&self) -> PathBuf {
+        self.home.join("disk-trouble")
     }
 
     fn log(&self) -> PathBuf {

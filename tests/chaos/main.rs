@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! lab       three nodes, each in a network namespace of its own, joined by a bridge
-//! nemesis   kills, stops, isolates, cuts, drains and demotes them, or has one hand over: one fault at a time, the leader
-//!           more often than the others
+//! nemesis   kills, stops, isolates, cuts, drains and demotes them, makes a disk slow or full, or has one hand over: one fault
+//!           at a time, the leader more often than the others
 //! registers clients that submit, read and cancel through all nodes; their history has to be linearizable
 //! streams   clients that follow long answers and go on elsewhere when a stream breaks; no gap, no duplicate, the same bytes
 //! ```
@@ -51,7 +51,8 @@ async fn main() -> ExitCode {
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
     println!("chaos for {} s, seed {seed}", args.seconds);
     let lab = Arc::new(Lab::start(args.network).await);
-    println!("three nodes vote; network: {}", lab.network_name());
+    let disks = if lab.can_trouble_disks() { "slow and full by turns" } else { "always well: build with kill points" };
+    println!("three nodes vote; network: {}; disks: {disks}", lab.network_name());
     let told = tokio::select! {
         told = run(&lab, seed, Duration::from_secs(args.seconds)) => told,
         _ = tokio::signal::ctrl_c() => vec!["interrupted".to_owned()],

@@ -24,6 +24,8 @@ enum Fault {
     Transfer,
     Drain,
     Demote,
+    SlowDisk,
+    FullDisk,
 }
 
 /// How many of each.
@@ -43,11 +45,12 @@ pub(crate) async fn torment(lab: &Lab, seed: u64, time: Duration) -> Faults {
     let mut rng = Rng::with_seed(seed);
     let mut faults = Faults::default();
     let end = Instant::now() + time;
+    let disks = lab.can_trouble_disks();
     while Instant::now() < end {
         let leader = lab.leader().await;
         let count = lab.nodes().len();
         let victim = leader.filter(|_| rng.bool()).unwrap_or_else(|| rng.usize(0..count));
-        let fault = draw(&mut rng, lab.can_partition());
+        let fault = draw(&mut rng, lab.can_partition(), disks);
         *faults.0.entry(fault).or_default() += 1;
         faults.1 += usize::from(leader == Some(victim));
         let other = (victim + rng.usize(1..count)) % count;
@@ -58,15 +61,19 @@ pub(crate) async fn torment(lab: &Lab, seed: u64, time: Duration) -> Faults {
     faults
 }
 
-fn draw(rng: &mut Rng, can_partition: bool) -> Fault {
-    let kinds = if can_partition { 26 } else { 16 };
-    match rng.u32(0..kinds) {
+fn draw(rng: &mut Rng, can_partition: bool, can_trouble_disks: bool) -> Fault {
+    let wires = if can_partition { 10 } else { 0 };
+    let disks = if can_trouble_disks { 6 } else { 0 };
+    let drawn = rng.u32(0..16 + wires + disks);
+    match drawn {
         0..5 => Fault::Kill,
         5 => Fault::KillAll,
         6..10 => Fault::Stop,
         10..12 => Fault::Transfer,
         12..14 => Fault::Drain,
         14..16 => Fault::Demote,
+        _ if drawn >= 16 + wires + 4 => Fault::FullDisk,
+        _ if drawn >= 16 + wires => Fault::SlowDisk,
         16..20 => Fault::Isolate,
         20..23 => Fault::CutBothWays,
         _ => Fault::CutOneWay,
@@ -109,6 +116,17 @@ async fn inflict(lab: &Lab, fault: Fault, victim: usize, other: usize, outage: D
             lab.operate(victim, "demote").await;
             sleep(outage).await;
             lab.insist(victim, "promote").await;
+        }
+        Fault::SlowDisk => {
+            // Slower than a heartbeat, an election and a lease by turns.
+            node.trouble_disk(Some(&format!("slow {}", outage.as_millis() / 4)));
+            sleep(outage * 2).await;
+            node.trouble_disk(None);
+        }
+        Fault::FullDisk => {
+            node.trouble_disk(Some("full"));
+            sleep(outage).await;
+            node.trouble_disk(None);
         }
         Fault::CutBothWays | Fault::CutOneWay => {
             let both = fault == Fault::CutBothWays;

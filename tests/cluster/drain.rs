@@ -4,8 +4,8 @@ use serde_json::json;
 use std::{fs, path::Path};
 use towline_core::Intent;
 use towline_tests::{
-    Answer, Cluster, FakeModel, Gate, Observer, Plan, Ran, TestNode, eventually, run_cli, scripted_mcp, state_of,
-    text_message,
+    Answer, Cluster, FakeModel, Gate, Observer, Plan, Ran, TestNode, eventually, http_client, run_cli, scripted_mcp,
+    state_of, text_message,
 };
 
 /// Tasks that run on the drained node beside the one in the middle of a call and the one that waits for a peer.
@@ -155,10 +155,13 @@ async fn a_node_that_is_told_to_stop_lets_a_call_end_that_must_not_run_twice() {
     let task = sent["id"].as_str().unwrap().to_owned();
     eventually("the call", async || (noted(&calls) == 1).then_some(())).await;
 
-    let go = folder.path().join("calls.go");
+    let (go, health) = (folder.path().join("calls.go"), format!("{}/healthz", cluster.node(owner).url));
     let opens = tokio::spawn(async move {
-        // Long enough for the stop to begin, and well within what it waits.
-        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        eventually("the beginning of the stop", async || {
+            let answer = http_client().get(&health).send().await;
+            answer.is_ok_and(|answer| answer.status() == 503).then_some(())
+        })
+        .await;
         fs::write(go, "").unwrap();
     });
     let code = cluster.node_mut(owner).stop().await;

@@ -1,7 +1,7 @@
 //! A node that joins the wrong way is told what is wrong, and joins with the same token once it is right.
 
 use std::{fs, time::Duration};
-use towline_tests::{Cluster, Plan, TestNode, eventually, run_cli};
+use towline_tests::{Cluster, Plan, TestNode, eventually, run_cli, within};
 
 const MESH: &str = "models:\n  default: { provider: scripted }\n";
 const EXIT_OTHER: i32 = 1;
@@ -108,7 +108,10 @@ async fn certificates_are_renewed_on_running_nodes_and_by_one_that_was_down_when
 
     let down = cluster.nodes[2].id;
     cluster.kill(down).await;
-    tokio::time::sleep(Duration::from_secs(LIFE + 2)).await;
+    within(Duration::from_secs(3 * LIFE), "the end of its certificate", async || {
+        ends(&cluster, down).await.filter(|ends| *ends < now_ms())
+    })
+    .await;
     cluster.restart(down).await;
     cluster.all_ready().await;
     let renewed =

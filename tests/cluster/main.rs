@@ -12,3 +12,4 @@ mod node_death;
 mod removal;
 mod restart;
 mod upgrade;
+mod workers;

@@ -1,21 +1,24 @@
 //! Fuzzing on stable: each decoder runs over its corpus, over every input of it cut short, and over random changes of it.
 //!
-//! `TOWLINE_FUZZ_SEED` repeats a run, `TOWLINE_FUZZ_ROUNDS` makes it longer. A failing input is printed in hex: put it
-//! into `tests/fuzz/corpus/TARGET/`, where it stays. `tests/fuzz/Cargo.toml` runs the same decoders under `cargo fuzz`.
+//! `TOWLINE_FUZZ_SECONDS` is how long each target gets, `TOWLINE_FUZZ_SEED` repeats the inputs of a run. A failing input is
+//! printed in hex: put it into `tests/fuzz/corpus/TARGET/`, where it stays. `tests/fuzz/Cargo.toml` runs the same decoders under `cargo fuzz`.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod targets;
 
 use std::{
     env, fs,
+    num::NonZero,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use targets::{TARGETS, Target};
 
-/// Random inputs for each target: with all targets some seconds without optimisation.
+/// Random inputs for each target, unless a time is given: with all targets some seconds without optimisation.
 const ROUNDS: u64 = 4_000;
 /// Most changes to one input.
 const MAX_CHANGES: u64 = 6;
@@ -28,22 +31,38 @@ const MADE_UP_BYTES: u64 = 400;
 fn no_decoder_panics() {
     let seed = setting("TOWLINE_FUZZ_SEED")
         .unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64 | 1);
-    let rounds = setting("TOWLINE_FUZZ_ROUNDS").unwrap_or(ROUNDS);
-    println!("TOWLINE_FUZZ_SEED={seed} TOWLINE_FUZZ_ROUNDS={rounds}");
-    for target in &TARGETS {
-        let began = Instant::now();
-        let corpus = corpus(target);
-        assert!(!corpus.is_empty(), "{} has no corpus", target.name);
-        for input in &corpus {
-            check(target, input);
-            (0..input.len().min(CUT_EVERYWHERE)).for_each(|cut| check(target, &input[..cut]));
+    let time = setting("TOWLINE_FUZZ_SECONDS").map(Duration::from_secs);
+    println!("TOWLINE_FUZZ_SEED={seed}");
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(target) = TARGETS.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (inputs, took) = fuzz(target, seed, time);
+            println!("{:16} {inputs} random inputs, {took:?}", target.name);
         }
-        let mut random = Random(seed);
-        for _ in 0..rounds {
-            check(target, &random.input(&corpus));
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(work);
         }
-        println!("{:16} {} inputs in the corpus, {:?}", target.name, corpus.len(), began.elapsed());
+    });
+}
+
+/// Over the corpus, over all of it cut short, and over random inputs for this time or a number of rounds.
+fn fuzz(target: &Target, seed: u64, time: Option<Duration>) -> (u64, Duration) {
+    let began = Instant::now();
+    let corpus = corpus(target);
+    assert!(!corpus.is_empty(), "{} has no corpus", target.name);
+    for input in &corpus {
+        check(target, input);
+        (0..input.len().min(CUT_EVERYWHERE)).for_each(|cut| check(target, &input[..cut]));
     }
+    let mut random = Random(seed);
+    let mut rounds = 0;
+    while time.map_or(rounds < ROUNDS, |time| began.elapsed() < time) {
+        check(target, &random.input(&corpus));
+        rounds += 1;
+    }
+    (rounds, began.elapsed())
 }
 
 fn check(target: &Target, input: &[u8]) {

@@ -12,7 +12,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: &[Target] = &[
     Target { name: "entry", run: cluster::entry },
     Target { name: "proposal", run: cluster::proposal },
     Target { name: "outcome", run: cluster::outcome },
@@ -28,6 +28,7 @@ pub const TARGETS: [Target; 18] = [
     Target { name: "enrolment", run: cluster::enrolment },
     Target { name: "join_token", run: cluster::join_token },
     Target { name: "a2a_request", run: towline::fuzz::a2a_request },
+    Target { name: "a2a_http_request", run: towline::fuzz::a2a_http_request },
     Target { name: "a2a_answer", run: towline::fuzz::a2a_answer },
     Target { name: "event_stream", run: event_stream },
     Target { name: "configuration", run: towline::fuzz::configuration },

@@ -41,7 +41,7 @@ const fn case(job: &'static str, point: &'static str, time: u32) -> Case {
 
 /// Every point, and some more than once: the first run of records is another than the tenth. A folder is founded with eight
 /// files, the last of which makes it a node's.
-const CASES: [Case; 31] = [
+const CASES: [Case; 33] = [
     case("found", "folder-file-drafted", 1),
     case("found", "folder-file-drafted", 3),
     case("found", "folder-file-drafted", 6),
@@ -65,6 +65,8 @@ const CASES: [Case; 31] = [
     case("serve", "wal-run-synced", 10),
     case("serve", "wal-segment-opened", 2),
     case("serve", "wal-segment-made", 2),
+    case("serve", "archive-written", 1),
+    case("serve", "archive-synced", 1),
     case("serve", "snapshot-drafted", 1),
     case("serve", "snapshot-synced", 1),
     case("serve", "snapshot-renamed", 1),

@@ -19,6 +19,8 @@ const TEXT_BYTES: usize = 4_000_000;
 const SMALL: usize = 12;
 /// A file that comes with the small ones lies beside the log.
 const FILE_BYTES: usize = 2_000_000;
+/// So many of the small ones are over when the others come, half of them in the archive before the first large one.
+const FINISHED: usize = 8;
 /// More than one segment, so that a snapshot lets one be removed.
 const TASKS: usize = 32;
 
@@ -53,9 +55,16 @@ async fn start(data: PathBuf) -> Cluster {
         description: String::new(),
         placement: Placement::EveryNode,
         tags: Vec::new(),
+        queue: None,
+        labels: towline_core::Labels::new(),
     };
     let registered = async {
-        while cluster.handle().register(Registration { capacity: 8, agents: vec![agent.clone()] }).await.is_err() {}
+        while cluster
+            .handle()
+            .register(Registration { capacity: 8, agents: vec![agent.clone()], labels: towline_core::Labels::new() })
+            .await
+            .is_err()
+        {}
     };
     tokio::time::timeout(Duration::from_secs(30), registered).await.unwrap();
     println!("term {}", cluster.handle().status().term);
@@ -64,6 +73,7 @@ async fn start(data: PathBuf) -> Cluster {
 
 async fn serve(data: PathBuf) {
     let cluster = start(data).await;
+    let mut tasks = Vec::new();
     for number in 0..TASKS {
         let task = TaskId::from_uuid(uuid::Uuid::now_v7());
         println!("sent {task}");
@@ -71,9 +81,25 @@ async fn serve(data: PathBuf) {
         let submission = submission(&cluster, task, text, number < SMALL).await;
         cluster.handle().propose(submission, None).await.unwrap();
         println!("acked {task}");
+        tasks.push(task);
+        if number == SMALL {
+            finish(&cluster, &tasks[..FINISHED / 2]).await;
+        }
     }
+    finish(&cluster, &tasks[FINISHED / 2..FINISHED]).await;
     cluster.handle().compact().await.unwrap();
     cluster.shutdown().await;
+}
+
+/// Ends tasks and sends them to the archive, which is written behind the log.
+async fn finish(cluster: &Cluster, tasks: &[TaskId]) {
+    let handle = cluster.handle();
+    for task in tasks {
+        let command = Command::Cancel { task: *task };
+        handle.propose(Proposal { by: Principal::Operator, command }, None).await.unwrap();
+    }
+    let command = Command::Archive { tasks: tasks.to_vec() };
+    handle.propose(Proposal { by: Principal::Node(handle.node_id()), command }, None).await.unwrap();
 }
 
 async fn check(data: PathBuf) {
@@ -81,9 +107,10 @@ async fn check(data: PathBuf) {
     let handle = cluster.handle();
     let held = handle.read(|state| {
         let tasks = (0..=u8::MAX).flat_map(|shard| state.tasks_in(VShard(shard)));
-        tasks.map(|task| task.id).collect::<Vec<TaskId>>()
+        tasks.map(|task| task.id).chain(state.stubs().map(|(task, _)| task)).collect::<Vec<TaskId>>()
     });
     for task in held.await.unwrap() {
+        assert_eq!(handle.local_task(task).await.unwrap().unwrap().id, task);
         println!("has {task}");
     }
     for (hash, length) in handle.local(|state| state.named_blobs().collect::<Vec<_>>()) {
@@ -118,6 +145,7 @@ async fn submission(cluster: &Cluster, task: TaskId, text: String, with_file: bo
         hop: 0,
         deadline_ms: None,
         trace: TraceContext { trace_id: 1, span_id: 1, sampled: false },
+        most_open: None,
     };
     Proposal { by: Principal::Operator, command: Command::Submit(Box::new(submission)) }
 }

@@ -13,15 +13,20 @@ use rmcp::{
 use serde_json::Value;
 use std::{
     borrow::Cow,
+    collections::BTreeMap,
     error::Error,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use towline_core::{Content, Metadata, Part, limits::MAX_PARTS};
+use towline_core::{Blob, Content, Metadata, Part, limits::MAX_PARTS};
 
-use super::{CallError, CallRequest, ConnectionMsg, Live, McpHandle, Phase, Published, ToolResult};
+use super::{
+    CallError, CallRequest, ConnectionMsg, Live, McpHandle, Phase, Published, ToolResult,
+    spool::{Spool, Spooled},
+};
+use crate::stored;
 
 /// How long a call waits for a connection that is being made: longer than a handshake may take.
 const WAIT_FOR_SERVER: Duration = Duration::from_secs(12);
@@ -32,11 +37,8 @@ const SOON: Duration = Duration::from_secs(2);
 /// Progress of a call extends its time, but not beyond this many times its timeout.
 const TOTAL_TIMEOUTS: u32 = 10;
 
-/// Largest text of an answer, in bytes: it is journaled, and fed to a model.
-const MAX_TEXT_BYTES: usize = 2 * 1024 * 1024;
-
-/// Largest files of one answer, in bytes together: they are in memory until they are kept.
-const MAX_FILE_BYTES: usize = 32 * 1024 * 1024;
+/// Largest text of an answer, in bytes: it is journaled, and fed to a model. A longer one is a file.
+pub(super) const MAX_TEXT_BYTES: usize = 2 * 1024 * 1024;
 
 /// What to do while the server is down.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -107,7 +109,7 @@ async fn attempt(
         return Ok(Err(error("unknown_tool", message)));
     }
     let service_error = match exchange(handle, live, request).await {
-        Ok(result) => return Ok(read_result(result)),
+        Ok(result) => return Ok(read_result(result, &handle.spool).await),
         Err(service_error) => service_error,
     };
     let what = format!("call {}.{}", handle.config.name, request.tool);
@@ -248,20 +250,33 @@ fn never_arrived(failure: &ServiceError) -> bool {
     }
 }
 
-/// Reads the answer as JSON, so that a content block of an unknown kind does not spoil the others.
-fn read_result(result: ServerResult) -> Result<ToolResult, CallError> {
+/// Reads the answer as JSON, so that a content block of an unknown kind does not spoil the others. Large files and texts are
+/// on a majority of the voters when it returns.
+async fn read_result(result: ServerResult, spool: &Spool) -> Result<ToolResult, CallError> {
     let malformed = |why: &str| error("malformed_response", format!("read the tool's answer: {why}"));
     if matches!(result, ServerResult::InputRequiredResult(_)) {
         return Err(error("input_required", "the tool asks for input, which this client does not offer".into()));
     }
-    let Ok(answer) = serde_json::to_value(&result) else { return Err(malformed("it is no JSON")) };
+    let Ok(mut answer) = serde_json::to_value(&result) else { return Err(malformed("it is no JSON")) };
+    drop(result);
+    let mut large = Large::claim(spool, &answer)?;
+    let mut files = Vec::new();
+    if let Some(blocks) = answer.get_mut("content").and_then(Value::as_array_mut) {
+        for block in blocks {
+            let Some(file) = file_of(block, &mut large)? else { continue };
+            if files.len() == MAX_PARTS {
+                return Err(error("too_large", format!("the tool's answer has more than {MAX_PARTS} files")));
+            }
+            files.push(file);
+        }
+    }
+    large.nothing_left()?;
     let structured = answer.get("structuredContent").filter(|value| !value.is_null()).cloned();
     let is_error = answer.get("isError").and_then(Value::as_bool).unwrap_or(false);
     let blocks = answer.get("content").and_then(Value::as_array);
     if blocks.is_none() && structured.is_none() && !answer.as_object().is_some_and(serde_json::Map::is_empty) {
         return Err(malformed("it has no content"));
     }
-    let files = files_of(blocks.into_iter().flatten())?;
     let mut text = blocks.into_iter().flatten().map(block_text).collect::<Vec<_>>().join("\n");
     if let (true, Some(structured)) = (text.is_empty(), &structured) {
         text = structured.to_string();
@@ -272,37 +287,85 @@ fn read_result(result: ServerResult) -> Result<ToolResult, CallError> {
             format!("the tool's answer has {} bytes, {MAX_TEXT_BYTES} are read", text.len()),
         ));
     }
+    hold(spool, &files).await?;
     Ok(ToolResult { text, structured, files, is_error })
 }
 
-/// The files among content blocks.
-fn files_of<'a>(blocks: impl Iterator<Item = &'a Value>) -> Result<Vec<Part>, CallError> {
-    let mut files: Vec<Part> = Vec::new();
-    let mut bytes = 0;
-    for block in blocks {
-        let Some((data, media_type, uri)) = file_block(block) else { continue };
-        bytes += data.len() / 4 * 3;
-        if bytes > MAX_FILE_BYTES || files.len() == MAX_PARTS {
-            let message =
-                format!("the tool's files have more than {MAX_FILE_BYTES} bytes, or are more than {MAX_PARTS}");
-            return Err(error("too_large", message));
+/// What lies beside an answer.
+struct Large(BTreeMap<String, Spooled>);
+
+impl Large {
+    /// What was not kept fails the call.
+    fn claim(spool: &Spool, answer: &Value) -> Result<Self, CallError> {
+        let claimed = spool.claim(answer);
+        match claimed.values().find_map(Spooled::refusal) {
+            Some((error_type, why)) => Err(error(error_type, format!("read the tool's answer: {why}"))),
+            None => Ok(Self(claimed)),
         }
-        let Ok(content) = BASE64.decode(data) else {
-            return Err(error("malformed_response", "read the tool's answer: a file is not base64".to_owned()));
-        };
-        files.push(Part {
-            content: Content::Raw(content),
-            media_type: media_type.map(str::to_owned),
-            filename: uri.and_then(|uri| uri.rsplit('/').next()).filter(|name| !name.is_empty()).map(str::to_owned),
-            metadata: Metadata::new(),
-        });
     }
-    Ok(files)
+
+    fn take(&mut self, text: &str) -> Option<Blob> {
+        match self.0.remove(text)? {
+            Spooled::Kept(blob) => Some(blob),
+            Spooled::Refused { .. } => None,
+        }
+    }
+
+    /// A long string that is neither a file nor a text is none that could be shown.
+    fn nothing_left(&self) -> Result<(), CallError> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let message = format!("the tool's answer has a string of more than {MAX_TEXT_BYTES} bytes that is no file");
+        Err(error("too_large", message))
+    }
+}
+
+/// Has a majority of the voters hold what lies beside the answer.
+async fn hold(spool: &Spool, files: &[Part]) -> Result<(), CallError> {
+    let Some(cluster) = spool.cluster() else { return Ok(()) };
+    for blob in files.iter().filter_map(Part::blob) {
+        let held = stored::held(cluster, blob).await;
+        held.map_err(|cause| error("not_kept", format!("the tool has answered, and its file is not kept: {cause}")))?;
+    }
+    Ok(())
+}
+
+/// The file that a content block is. A text that is too long for a model is one as well, and the block says so.
+fn file_of(block: &mut Value, large: &mut Large) -> Result<Option<Part>, CallError> {
+    if let Some(at) = ["/text", "/resource/text"].into_iter().find(|at| block.pointer(at).is_some()) {
+        let Some(blob) = block.pointer(at).and_then(Value::as_str).and_then(|text| large.take(text)) else {
+            return Ok(None);
+        };
+        let file = part(Content::Blob(blob), field(block, "/resource/mimeType"), field(block, "/resource/uri"));
+        let note = format!("[a text of {} bytes, too long to be shown: it is an artifact of the task]", blob.length);
+        if let Some(text) = block.pointer_mut(at) {
+            *text = Value::String(note);
+        }
+        return Ok(Some(file));
+    }
+    let Some((data, media_type, uri)) = file_block(block) else { return Ok(None) };
+    if let Some(blob) = large.take(data) {
+        return Ok(Some(part(Content::Blob(blob), media_type, uri)));
+    }
+    let Ok(content) = BASE64.decode(data) else {
+        return Err(error("malformed_response", "read the tool's answer: a file is not base64".to_owned()));
+    };
+    Ok(Some(part(Content::Raw(content), media_type, uri)))
+}
+
+fn part(content: Content, media_type: Option<&str>, uri: Option<&str>) -> Part {
+    let filename = uri.and_then(|uri| uri.rsplit('/').next()).filter(|name| !name.is_empty()).map(str::to_owned);
+    Part { content, media_type: media_type.map(str::to_owned), filename, metadata: Metadata::new() }
+}
+
+fn field<'a>(block: &'a Value, path: &str) -> Option<&'a str> {
+    block.pointer(path).and_then(Value::as_str)
 }
 
 /// Base64, media type and URI of a block that is a file.
 fn file_block(block: &Value) -> Option<(&str, Option<&str>, Option<&str>)> {
-    let field = |path: &str| block.pointer(path).and_then(Value::as_str);
+    let field = |path| field(block, path);
     match field("/type")? {
         "image" | "audio" => Some((field("/data")?, field("/mimeType"), None)),
         "resource" => Some((field("/resource/blob")?, field("/resource/mimeType"), field("/resource/uri"))),
@@ -329,7 +392,8 @@ mod tests {
     use serde_json::json;
 
     fn read(answer: Value) -> Result<ToolResult, CallError> {
-        read_result(ServerResult::CustomResult(CustomResult::new(answer)))
+        let result = ServerResult::CustomResult(CustomResult::new(answer));
+        futures::executor::block_on(read_result(result, &Spool::new(None)))
     }
 
     #[test]

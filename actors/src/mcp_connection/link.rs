@@ -25,7 +25,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{ConnectionMsg, Live, catalogue, client::Client, socket};
+use super::{ConnectionMsg, Live, catalogue, client::Client, socket, spool::Spool};
 use crate::config::{McpServerConfig, McpTransport, Secret};
 
 /// Time for a handshake: rmcp sets none, and a server that floods its stderr or never answers would hold it for ever.
@@ -53,13 +53,14 @@ pub(super) async fn run(
     generation: u64,
     actor: ActorRef<ConnectionMsg>,
     stop: CancellationToken,
+    spool: Spool,
 ) {
     let client = Client { actor: actor.clone(), generation };
     let reason = match &config.transport {
         McpTransport::Stdio { command, env, cwd } => {
-            run_child(&config, client, &stop, command, env, cwd.as_ref()).await
+            run_child(&config, client, &stop, spool, Program { command, env, cwd: cwd.as_ref() }).await
         }
-        McpTransport::Http { endpoint, headers } => run_http(&config, client, &stop, endpoint, headers).await,
+        McpTransport::Http { endpoint, headers } => run_http(&config, client, &stop, spool, (endpoint, headers)).await,
     };
     // A stopped actor knows.
     let _ = actor.cast(ConnectionMsg::Lost { generation, reason });
@@ -69,14 +70,14 @@ async fn run_child(
     config: &McpServerConfig,
     client: Client,
     stop: &CancellationToken,
-    command: &[String],
-    env: &BTreeMap<String, String>,
-    cwd: Option<&PathBuf>,
+    spool: Spool,
+    program: Program<'_>,
 ) -> String {
-    let (mut child, transport) = match Child::start(&config.name, command, env, cwd) {
+    let (mut child, (output, input)) = match Child::start(&config.name, &program) {
         Ok(started) => started,
-        Err(error) => return format!("start {}: {error}", command.first().map_or("nothing", String::as_str)),
+        Err(error) => return format!("start {}: {error}", program.command.first().map_or("nothing", String::as_str)),
     };
+    let transport = (spool.lines(output), input);
     let reason = tokio::select! {
         () = stop.cancelled() => STOPPED.to_owned(),
         result = handshake(client.clone(), transport, ClientLifecycleMode::Initialize) => match result {
@@ -91,18 +92,20 @@ async fn run_http(
     config: &McpServerConfig,
     client: Client,
     stop: &CancellationToken,
-    endpoint: &str,
-    headers: &[(String, Secret)],
+    spool: Spool,
+    (endpoint, headers): (&str, &[(String, Secret)]),
 ) -> String {
     let connect = async {
         // Most servers know `initialize`. One that refuses it may know only its successor.
-        let first = socket::transport(endpoint, headers, client.suspect()).map_err(Failure::permanent)?;
+        let first =
+            socket::transport(endpoint, headers, client.suspect(), spool.clone()).map_err(Failure::permanent)?;
         let refused = match handshake(client.clone(), first, ClientLifecycleMode::Initialize).await {
             Ok(service) => return Ok(service),
             Err(failure) if failure.refused => failure,
             Err(failure) => return Err(failure),
         };
-        let second = socket::transport(endpoint, headers, client.suspect()).map_err(Failure::permanent)?;
+        let second =
+            socket::transport(endpoint, headers, client.suspect(), spool.clone()).map_err(Failure::permanent)?;
         let discover = ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::LATEST] };
         handshake(client.clone(), second, discover).await.map_err(|_| refused)
     };
@@ -199,6 +202,13 @@ fn quit_reason(quit: Result<QuitReason, tokio::task::JoinError>) -> String {
     }
 }
 
+/// What a stdio server is started with.
+struct Program<'a> {
+    command: &'a [String],
+    env: &'a BTreeMap<String, String>,
+    cwd: Option<&'a PathBuf>,
+}
+
 /// A stdio server.
 struct Child {
     process: Box<dyn ChildWrapper>,
@@ -207,12 +217,8 @@ struct Child {
 }
 
 impl Child {
-    fn start(
-        server: &str,
-        command: &[String],
-        env: &BTreeMap<String, String>,
-        cwd: Option<&PathBuf>,
-    ) -> std::io::Result<(Self, (ChildStdout, ChildStdin))> {
+    fn start(server: &str, program: &Program<'_>) -> std::io::Result<(Self, (ChildStdout, ChildStdin))> {
+        let Program { command, env, cwd } = *program;
         let (program, arguments) =
             command.split_first().ok_or_else(|| std::io::Error::other("the command is empty"))?;
         let inherited = INHERITED.iter().filter_map(|name| std::env::var_os(name).map(|value| (*name, value)));

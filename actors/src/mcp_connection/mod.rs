@@ -10,11 +10,13 @@
 //!                          └──────── Lost ─────────────────────────────────────▶
 //! ```
 
+mod answers;
 mod call;
 mod catalogue;
 mod client;
 mod link;
 mod socket;
+mod spool;
 
 use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SpawnErr};
 use rmcp::{RoleClient, service::Peer};
@@ -30,10 +32,12 @@ use tokio::{
     task::JoinHandle,
 };
 use tokio_util::sync::CancellationToken;
+use towline_cluster::ClusterHandle;
 use towline_core::{OnAdoption, Part, StepNo, TaskId, TraceContext};
 use towline_trace::{KeyValue, names};
 
 use crate::config::{McpServerConfig, McpTransport};
+use spool::Spool;
 
 /// Calls to one server at a time: more of them would only queue in the server, where they cannot be cancelled well.
 const MAX_CALLS: usize = 32;
@@ -164,6 +168,7 @@ pub struct McpHandle {
     slots: Arc<Semaphore>,
     /// The last connection that a call has seen break, by its generation.
     broken: Arc<AtomicU64>,
+    spool: Spool,
 }
 
 impl McpHandle {
@@ -171,16 +176,20 @@ impl McpHandle {
     ///
     /// # Errors
     /// When the actor system refuses another actor.
-    pub async fn spawn(config: McpServerConfig, supervisor: Option<ActorCell>) -> Result<Self, SpawnErr> {
-        let config = Arc::new(config);
+    pub async fn spawn(
+        config: McpServerConfig,
+        cluster: Option<ClusterHandle>,
+        supervisor: Option<ActorCell>,
+    ) -> Result<Self, SpawnErr> {
+        let (config, spool) = (Arc::new(config), Spool::new(cluster));
         let (publish, published) = watch::channel(Published::default());
-        let arguments = ConnectionArguments { config: config.clone(), publish };
+        let arguments = ConnectionArguments { config: config.clone(), publish, spool: spool.clone() };
         let (actor, _) = match supervisor {
             Some(supervisor) => Actor::spawn_linked(None, ConnectionActor, arguments, supervisor).await?,
             None => Actor::spawn(None, ConnectionActor, arguments).await?,
         };
         let (slots, broken) = (Arc::new(Semaphore::new(MAX_CALLS)), Arc::default());
-        Ok(Self { config, actor, published, slots, broken })
+        Ok(Self { config, actor, published, slots, broken, spool })
     }
 
     /// The server's name in the configuration.
@@ -328,11 +337,13 @@ pub(crate) enum ConnectionMsg {
 struct ConnectionArguments {
     config: Arc<McpServerConfig>,
     publish: watch::Sender<Published>,
+    spool: Spool,
 }
 
 struct ConnectionState {
     config: Arc<McpServerConfig>,
     publish: watch::Sender<Published>,
+    spool: Spool,
     generation: u64,
     failures: u32,
     link: Option<Link>,
@@ -364,6 +375,7 @@ impl Actor for ConnectionActor {
         Ok(ConnectionState {
             config: arguments.config,
             publish: arguments.publish,
+            spool: arguments.spool,
             generation: 0,
             failures: 0,
             link: None,
@@ -429,7 +441,8 @@ impl ConnectionState {
         self.relist_planned = false;
         self.publish.send_modify(|published| published.phase = Phase::Connecting);
         let stop = CancellationToken::new();
-        let task = tokio::spawn(link::run(self.config.clone(), self.generation, myself, stop.clone()));
+        let task =
+            tokio::spawn(link::run(self.config.clone(), self.generation, myself, stop.clone(), self.spool.clone()));
         self.link = Some(Link { stop, task, ready_since: None, suspicion: None });
     }
 

@@ -22,6 +22,10 @@ use std::{
     time::Duration,
 };
 
+use super::{
+    answers::{self, Head},
+    spool::Spool,
+};
 use crate::config::Secret;
 
 /// Time to set up a TCP connection.
@@ -49,6 +53,7 @@ pub(super) fn transport(
     endpoint: &str,
     headers: &[(String, Secret)],
     suspect: Suspect,
+    spool: Spool,
 ) -> Result<StreamableHttpClientTransport<Socket>, String> {
     let http = reqwest::Client::builder()
         .connect_timeout(CONNECT_TIMEOUT)
@@ -65,7 +70,7 @@ pub(super) fn transport(
     // A new session is a new connection of the actor: it lists the tools again, which rmcp would not.
     config.reinit_on_expired_session = false;
     config.retry_config = Arc::new(backoff);
-    let socket = Socket { http, suspect, streamed: Arc::new(AtomicBool::new(false)) };
+    let socket = Socket { http, suspect, spool, streamed: Arc::new(AtomicBool::new(false)) };
     Ok(StreamableHttpClientTransport::with_client(socket, config))
 }
 
@@ -85,6 +90,7 @@ fn custom_headers(headers: &[(String, Secret)]) -> Result<HashMap<HeaderName, He
 pub(super) struct Socket {
     http: reqwest::Client,
     suspect: Suspect,
+    spool: Spool,
     /// Whether the notification stream was open once: only then is its loss a sign of trouble.
     streamed: Arc<AtomicBool>,
 }
@@ -169,6 +175,11 @@ impl StreamableHttpClient for Socket {
         limits: StreamableHttpResponseLimits,
     ) -> Result<StreamableHttpPostResponse, Refusal> {
         let headers = traced(custom_headers, &message);
+        if let Some(id) = answers::tool_call(&message) {
+            let (session, bearer) = (session_id.as_deref(), auth_header.as_deref());
+            let head = Head { uri: &uri, session, bearer, headers };
+            return answers::post(&self.http, &self.spool, head, (&message, id)).await;
+        }
         self.http.post_message_with_response_limits(uri, message, session_id, auth_header, headers, limits).await
     }
 
@@ -190,11 +201,14 @@ impl StreamableHttpClient for Socket {
         auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxedSseResponse, Refusal> {
-        let result = self.http.get_stream(uri, session_id, last_event_id, auth_header, custom_headers).await;
+        let (session, bearer) = (session_id.as_deref(), auth_header.as_deref());
+        let head = Head { uri: &uri, session, bearer, headers: custom_headers };
+        let result = answers::get(&self.http, &self.spool, head, last_event_id).await;
         self.watch(&result);
         result
     }
 
+    /// The spool has its own bound.
     async fn get_stream_with_max_sse_event_size(
         &self,
         uri: Arc<str>,
@@ -202,20 +216,8 @@ impl StreamableHttpClient for Socket {
         last_event_id: Option<String>,
         auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
-        max_sse_event_size: usize,
+        _: usize,
     ) -> Result<BoxedSseResponse, Refusal> {
-        let result = self
-            .http
-            .get_stream_with_max_sse_event_size(
-                uri,
-                session_id,
-                last_event_id,
-                auth_header,
-                custom_headers,
-                max_sse_event_size,
-            )
-            .await;
-        self.watch(&result);
-        result
+        self.get_stream(uri, session_id, last_event_id, auth_header, custom_headers).await
     }
 }

@@ -134,7 +134,7 @@ fn config(transport: McpTransport) -> McpServerConfig {
 }
 
 async fn connected(config: McpServerConfig) -> McpHandle {
-    let handle = McpHandle::spawn(config, None).await.unwrap();
+    let handle = McpHandle::spawn(config, None, None).await.unwrap();
     handle.ready(WITHIN).await.unwrap();
     handle
 }
@@ -257,7 +257,7 @@ async fn no_call_goes_over_a_connection_that_another_has_seen_break() {
 
 #[tokio::test]
 async fn a_server_that_cannot_start_is_down_with_a_reason_and_a_next_try() {
-    let handle = McpHandle::spawn(stdio(vec!["/nonexistent/server".into()]), None).await.unwrap();
+    let handle = McpHandle::spawn(stdio(vec!["/nonexistent/server".into()]), None, None).await.unwrap();
     let mut published = handle.published.clone();
     published.wait_for(|now| matches!(now.phase, Phase::Waiting { .. })).await.unwrap();
     let status = handle.status();

@@ -4,6 +4,7 @@
 //! integer enums and unknown fields are accepted in (spec 5.5, ADR-001). What a request must have is checked on the
 //! decoded protobuf message, before the SDK fills gaps with defaults, and an error names the field.
 
+mod protobuf;
 mod remote;
 mod requests;
 mod results;
@@ -15,6 +16,7 @@ use towline_core::{
     Artifact, Content, ContextId, Message, MessageId, Metadata, Part, Role, TaskId, TaskState, Timestamp,
 };
 
+pub use protobuf::{params_of, result_to};
 pub use remote::{
     RemoteTask, StreamEvent, card_from_wire, page_from_wire, send_reply_from_wire, stream_event_from_wire,
 };
@@ -22,8 +24,8 @@ pub use requests::{
     GetRequest, ListRequest, MAX_PAGE_SIZE, SendRequest, get_request, list_request, send_request, task_request,
 };
 pub use results::{
-    Answer, ShownEvent, ShownPage, ShownTask, TaskView, card, event, list_result, send_params, send_result, snapshot,
-    task, task_params,
+    Answer, Endpoints, ShownEvent, ShownPage, ShownTask, TaskView, card, event, list_result, send_params, send_result,
+    snapshot, task, task_params,
 };
 
 /// Deepest nesting of structured data in a message. Protobuf decoders give up at 100 levels, each level of JSON costs

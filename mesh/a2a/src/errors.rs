@@ -3,6 +3,8 @@
 //!
 //! Errors that A2A names carry its domain and its reason. Ours carry [`DOMAIN`] and one of the reasons in [`reason`].
 
+mod bindings;
+
 use std::collections::BTreeMap;
 
 use a2a::error_code;
@@ -10,6 +12,13 @@ use serde_json::{Value, json};
 use towline_core::Rejection;
 
 use crate::convert::{Field, state_name};
+
+/// The beginning of what a client sent, for a message to it.
+pub fn shortened(text: &str) -> String {
+    /// A name or an id fits, and no message is filled with what was sent.
+    const SHOWN: usize = 64;
+    text.chars().take(SHOWN).collect()
+}
 
 /// Domain of the reasons that A2A does not define.
 pub const DOMAIN: &str = "towline.dev";
@@ -92,8 +101,13 @@ impl WireError {
 
     /// No such method.
     pub fn unknown_method(method: &str) -> Self {
-        let method: String = method.chars().take(64).collect();
-        Self::new(error_code::METHOD_NOT_FOUND, reason::METHOD_NOT_FOUND, format!("method {method:?} is not known"))
+        let message = format!("method {:?} is not known", shortened(method));
+        Self::new(error_code::METHOD_NOT_FOUND, reason::METHOD_NOT_FOUND, message)
+    }
+
+    /// A verb and a path that mean nothing.
+    pub fn unknown_operation(message: impl Into<String>) -> Self {
+        Self::new(error_code::METHOD_NOT_FOUND, reason::METHOD_NOT_FOUND, message)
     }
 
     /// The body is larger than `limit` bytes.
@@ -105,8 +119,7 @@ impl WireError {
 
     /// The body is not declared as JSON.
     pub fn content_type(found: &str) -> Self {
-        let found: String = found.chars().take(64).collect();
-        let message = format!("content type {found:?} is not supported: send application/json");
+        let message = format!("content type {:?} is not supported: send application/json", shortened(found));
         Self::protocol(error_code::CONTENT_TYPE_NOT_SUPPORTED, message)
     }
 
@@ -129,8 +142,7 @@ impl WireError {
 
     /// There is no such task, or it is not the caller's.
     pub fn unknown_task(task: &str) -> Self {
-        let task: String = task.chars().take(64).collect();
-        Self::protocol(error_code::TASK_NOT_FOUND, format!("task {task} is not known"))
+        Self::protocol(error_code::TASK_NOT_FOUND, format!("task {} is not known", shortened(task)))
     }
 
     /// Something that the protocol knows and this server, or this task, does not do.
@@ -165,6 +177,13 @@ impl WireError {
         error
     }
 
+    /// The same, and when it is worth another try.
+    #[must_use]
+    pub fn retry_after(mut self, wait: std::time::Duration) -> Self {
+        self.retry_after_ms = Some(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+        self
+    }
+
     /// The request may or may not have been taken.
     pub fn outcome_unknown(detail: impl std::fmt::Display) -> Self {
         let message = format!("outcome is unknown: {detail}; sending the same message again is safe");
@@ -179,8 +198,18 @@ impl WireError {
         Self::new(error_code::INTERNAL_ERROR, reason::INTERNAL, format!("internal error: {detail}"))
     }
 
+    /// When it is worth another try, as the header `Retry-After` says it.
+    pub fn retry_after_seconds(&self) -> Option<u64> {
+        self.retry_after_ms.map(|ms| ms.div_ceil(1_000))
+    }
+
     /// The JSON-RPC error object.
     pub fn to_json(&self) -> Value {
+        json!({ "code": self.code, "message": self.message, "data": self.details() })
+    }
+
+    /// What programs read: `ErrorInfo`, the field that is wrong, when another try is worth it (spec 5.4, 9.5).
+    fn details(&self) -> Vec<Value> {
         let mut info = json!({
             "@type": a2a::errordetails::ERROR_INFO_TYPE,
             "reason": self.reason,
@@ -199,7 +228,7 @@ impl WireError {
         if let Some(ms) = self.retry_after_ms {
             details.push(json!({ "@type": RETRY_INFO_TYPE, "retryDelay": format!("{}.{:03}s", ms / 1000, ms % 1000) }));
         }
-        json!({ "code": self.code, "message": self.message, "data": details })
+        details
     }
 
     fn domain(&self) -> &'static str {
@@ -265,6 +294,8 @@ impl From<Rejection> for WireError {
             | Rejection::AddressTaken { .. }
             | Rejection::OtherKey { .. }
             | Rejection::OnlySigner { .. }
+            | Rejection::IsWorker { .. }
+            | Rejection::IsNoWorker { .. }
             | Rejection::UnknownNode { .. }
             | Rejection::NodeRemoved { .. }
             | Rejection::QuorumNeeds { .. }

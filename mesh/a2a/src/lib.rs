@@ -13,7 +13,7 @@ mod event_stream;
 
 pub use client::{A2aClient, ClientError, InvalidHeader, ListQuery, RemoteCard, RemotePage, SendOptions, SendReply};
 pub use convert::{Field, RemoteTask, StreamEvent, time_text};
-pub use errors::WireError;
+pub use errors::{WireError, shortened};
 #[doc(hidden)]
 pub use event_stream::fuzz as fuzz_event_stream;
 pub use event_stream::{EventStream, StreamItem};

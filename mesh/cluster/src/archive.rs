@@ -1,7 +1,7 @@
 //! A saved cluster: its state in one file, and a new cluster that begins with it.
 //!
 //! Saving reads linearizably from a running cluster, on whatever node, and holds up nothing but the copy of the state,
-//! whose tasks are shared. Restoring makes the data folder of a *new* cluster: other id, other keys, other node ids. Tasks
+//! whose tasks are shared. The records of finished tasks and the content that tasks name are read while the file is made. Restoring makes the data folder of a *new* cluster: other id, other keys, other node ids. Tasks
 //! that ran are adopted by its nodes, as after the death of their owner. A data folder is never restored: it would come
 //! back with promises that it has forgotten.
 
@@ -14,27 +14,28 @@ use std::{
     fs::File,
     io::{self, BufReader, BufWriter, Read, Write},
     path::Path,
+    sync::Arc,
 };
 
 use bytes::Bytes;
 use futures::StreamExt;
 use serde::Serialize;
 use tokio::sync::mpsc;
-use towline_core::{BlobHash, Founder, NodeAddresses, NodeId, State};
+use towline_core::{BlobHash, Founder, NodeAddresses, NodeId, State, TaskId};
 use towline_proto::v1;
 use uuid::Uuid;
 
 use crate::{
     BlobError, ClusterError, ClusterHandle, Identity, Unavailable,
     blobs::{Store, Writer},
-    leader,
+    finished, leader,
     membership::{self, Founding},
     raft::{self, RaftLeaderId, RaftLogId, RaftMembership, RaftSnapshotMeta, RaftStoredMembership},
     wire::WireError,
 };
 
 pub use format::ArchiveError;
-use format::{ArchiveReader, ArchiveWriter, Piece};
+use format::{ArchiveReader, ArchiveWriter, FORMAT, FORMAT_WITH_BLOBS, FORMAT_WITH_RECORDS, Piece};
 
 /// Chunks that are ready before their reader is: it sets the pace.
 const CHUNKS_AHEAD: usize = 4;
@@ -73,7 +74,8 @@ impl ClusterHandle {
         tokio::task::spawn_blocking(move || {
             let out = BufWriter::with_capacity(OUTLET_BYTES, Outlet(chunks.clone()));
             let content = |hash, length| Content { cluster: &cluster, runtime: &runtime, hash, length };
-            if let Err(error) = write(&head, &state, content, out) {
+            let record = |task| runtime.block_on(cluster.record_bytes(task));
+            if let Err(error) = write(&head, &state, Beside { content, record }, out) {
                 // A reader that went away needs no word.
                 let _ = chunks.blocking_send(Err(error));
             }
@@ -133,7 +135,7 @@ pub fn restore(
     let identity = membership::found_with(data, founding, |identity, snapshots| {
         let (name, node_name, addresses) =
             (identity.cluster_name.clone(), identity.node_name.clone(), identity.addresses.clone());
-        restore_blobs(open(file)?, &data.join("blobs"))?;
+        restore_beside(open(file)?, &data.join("blobs"), snapshots)?;
         state.refound(identity.cluster, name, Founder { node, name: node_name, addresses });
         raft::state_machine::write_first_snapshot(snapshots, &first_meta(identity)?, &state)?;
         Ok(())
@@ -142,7 +144,7 @@ pub fn restore(
 }
 
 /// The first entry of the new log stands behind what was saved, in a term that comes before the first election.
-fn first_meta(identity: &Identity) -> Result<RaftSnapshotMeta, ClusterError> {
+pub(crate) fn first_meta(identity: &Identity) -> Result<RaftSnapshotMeta, ClusterError> {
     let node = identity.node.0;
     let log_id = RaftLogId::new(RaftLeaderId { term: 0, node_id: node }, node);
     let members = BTreeMap::from([(node, identity.addresses.clone())]);
@@ -190,15 +192,30 @@ impl Pieces for Vec<u8> {
     }
 }
 
+/// Where that comes from which is beside a state.
+pub(crate) struct Beside<C, R> {
+    /// The content of a blob.
+    pub(crate) content: C,
+    /// The record of an archived task.
+    pub(crate) record: R,
+}
+
 pub(crate) fn write<P: Pieces>(
     head: &v1::ArchiveHead,
     state: &State,
-    content: impl Fn(BlobHash, u64) -> P,
+    beside: Beside<impl Fn(BlobHash, u64) -> P, impl Fn(TaskId) -> io::Result<Vec<u8>>>,
     out: impl Write,
 ) -> io::Result<()> {
-    let with_blobs = state.named_blobs().next().is_some();
-    let mut writer = ArchiveWriter::begin(out, head, with_blobs)?;
+    let Beside { content, record } = beside;
+    let with_blobs = if state.named_blobs().next().is_some() { FORMAT_WITH_BLOBS } else { FORMAT };
+    let format = if state.archived_count() > 0 { FORMAT_WITH_RECORDS } else { with_blobs };
+    let mut writer = ArchiveWriter::begin(out, head, format)?;
     state.serialize(&mut rmp_serde::Serializer::new(&mut writer).with_struct_map()).map_err(io::Error::other)?;
+    for (task, _) in state.stubs() {
+        let bytes = record(task)?;
+        writer.record(task)?;
+        writer.content(&bytes)?;
+    }
     for (hash, length) in state.named_blobs() {
         writer.blob(&v1::BlobName { hash: hash.as_bytes().to_vec().into(), length })?;
         content(hash, length).each(|piece| writer.content(piece))?;
@@ -206,14 +223,24 @@ pub(crate) fn write<P: Pieces>(
     writer.finish()
 }
 
-/// Writes the blobs of a saved snapshot into a folder, each as its name says.
-fn restore_blobs(input: impl Read, dir: &Path) -> Result<(), ClusterError> {
+/// Writes what is beside the state of a saved snapshot: the records of archived tasks, and the blobs, each as its name says.
+fn restore_beside(input: impl Read, dir: &Path, snapshots: &Path) -> Result<(), ClusterError> {
     let damaged = |error: BlobError| ArchiveError::Blob { reason: error.to_string() };
     let (mut reader, _) = ArchiveReader::begin(input)?;
     let store = Store::open(dir).map_err(|source| ArchiveError::File { action: "restore the content of", source })?;
+    let archive = finished::first(snapshots)?;
+    let unwritten = |source| ArchiveError::File { action: "restore the finished tasks of", source };
     let mut writing: Option<(BlobHash, Writer)> = None;
+    let mut record: Option<(TaskId, Vec<u8>)> = None;
     loop {
         let piece = reader.next_piece()?;
+        if let (Some(Piece::Content(bytes)), Some((_, record))) = (&piece, &mut record) {
+            if record.len() + bytes.len() > finished::MAX_RECORD_BYTES {
+                return Err(ArchiveError::Record { reason: "one is too long".to_owned() }.into());
+            }
+            record.extend_from_slice(bytes);
+            continue;
+        }
         if let Some(Piece::Content(bytes)) = &piece {
             let (_, writer) = writing.as_mut().ok_or(ArchiveError::Blob { reason: "content has no name".into() })?;
             writer.write(bytes).map_err(damaged)?;
@@ -222,11 +249,20 @@ fn restore_blobs(input: impl Read, dir: &Path) -> Result<(), ClusterError> {
         if let Some((hash, writer)) = writing.take() {
             writer.finish(Some(hash)).map_err(damaged)?;
         }
+        if let Some((task, bytes)) = record.take() {
+            let decoded = finished::decode_record(task, &bytes);
+            archive.put(vec![Arc::new(decoded.map_err(|error| ArchiveError::Record { reason: error.to_string() })?)]);
+            if archive.is_full() {
+                archive.write_out().map_err(unwritten)?;
+            }
+        }
         match piece {
+            Some(Piece::Record(task)) => record = Some((task, Vec::new())),
             Some(Piece::Blob(hash)) => writing = Some((hash, store.writer().map_err(damaged)?)),
             Some(Piece::Content(_)) | None => break,
         }
     }
+    archive.write_out().map_err(unwritten)?;
     Ok(())
 }
 
@@ -239,12 +275,16 @@ pub(crate) fn read(input: impl Read) -> Result<(ArchiveSummary, State), ArchiveE
     }
     let undecodable = |source| ArchiveError::Content { source: Box::new(WireError::Decode { what: "state", source }) };
     let state: State = decoded.map_err(undecodable)?;
-    let mut blobs = BTreeSet::new();
+    let (mut blobs, mut records) = (BTreeSet::new(), BTreeSet::new());
     while let Some(piece) = reader.next_piece()? {
         match piece {
+            Piece::Record(task) => drop(records.insert(task)),
             Piece::Blob(hash) => drop(blobs.insert(hash)),
             Piece::Content(_) => {}
         }
+    }
+    if let Some((task, _)) = state.stubs().find(|(task, _)| !records.contains(task)) {
+        return Err(ArchiveError::Record { reason: format!("that of task {task} is not in it") });
     }
     let missing = state.named_blobs().map(|(hash, _)| hash).find(|hash| !blobs.contains(hash));
     match missing {

@@ -9,6 +9,8 @@
 //! the background, and every node fetches what is named and it does not hold (`upkeep`). What nothing names is removed a day
 //! after it was written last.
 
+mod cache;
+pub(crate) mod disk;
 mod parts;
 mod replicate;
 mod safety;
@@ -34,6 +36,7 @@ use towline_core::BlobHash;
 
 use crate::{handle::ClusterHandle, seams};
 
+pub(crate) use cache::run as run_cache;
 pub(crate) use replicate::Pushes;
 pub(crate) use safety::unsafe_reason;
 pub(crate) use serve::{ChunkStream, get, hold, missing, named, put};
@@ -137,6 +140,8 @@ pub(crate) struct Blobs {
     missing: AtomicUsize,
     /// What a change of the voters waits for.
     waiting: std::sync::Mutex<Option<String>>,
+    /// How long what was written stays in any case.
+    kept_at_least: std::sync::Mutex<Duration>,
     /// One of them is held while a blob is fetched or received, so that it does not come twice at the same time.
     stripes: [Mutex<()>; STRIPES],
 }
@@ -148,6 +153,7 @@ impl Blobs {
             pushes: Pushes::default(),
             missing: AtomicUsize::new(0),
             waiting: std::sync::Mutex::default(),
+            kept_at_least: std::sync::Mutex::new(upkeep::KEPT_AT_LEAST),
             stripes: std::array::from_fn(|_| Mutex::default()),
         }
     }
@@ -176,6 +182,10 @@ impl Blobs {
 
     pub(crate) fn set_waiting(&self, reason: Option<String>) {
         *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+    }
+
+    fn kept_at_least(&self) -> Duration {
+        *self.kept_at_least.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn stripe(&self, hash: &BlobHash) -> MutexGuard<'_, ()> {
@@ -230,11 +240,17 @@ impl ClusterHandle {
         Ok(BlobContent { cluster: self.clone(), hash, length, reader: Arc::new(reader) })
     }
 
+    /// Lets this node remove what nothing names so soon after it was written, if it is a day old by the log: for tests that do
+    /// not wait for an hour.
+    #[doc(hidden)]
+    pub fn keep_unnamed_for(&self, at_least: Duration) {
+        *self.blobs().kept_at_least.lock().unwrap_or_else(PoisonError::into_inner) = at_least;
+    }
+
     /// Whether there is room for blobs beside what is kept for the log.
     pub(crate) fn has_room_for_blobs(&self, bytes: u64) -> Result<(), BlobError> {
-        self.leadership()
-            .log()
-            .has_room_beside(bytes)
+        let Some(log) = self.leadership().log() else { return cache::has_room(self, bytes) };
+        log.has_room_beside(bytes)
             .map_err(|full| BlobError::NoRoom { reason: format!("node {}: {full}", self.node_id()) })
     }
 
@@ -283,10 +299,23 @@ impl Upload {
     /// # Errors
     /// When it has another hash, or no majority holds it in time. What is held then goes by itself, if nothing is proposed that names it.
     pub async fn finish(mut self, expected: Option<BlobHash>) -> Result<(BlobHash, u64), BlobError> {
-        let Some(writer) = self.writer.take() else { return Err(BlobError::Stopping) };
-        let (hash, length) = blocking(move || writer.finish(expected)).await?;
+        let (hash, length) = self.end(expected).await?;
         replicate::to_majority(&self.cluster, hash, length).await?;
         Ok((hash, length))
+    }
+
+    /// Everything has come: returns once this node holds it. Before a command may name it, [`ClusterHandle::hold_content`] has
+    /// a majority of the voters hold it as well.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub async fn finish_here(mut self) -> Result<(BlobHash, u64), BlobError> {
+        self.end(None).await
+    }
+
+    async fn end(&mut self, expected: Option<BlobHash>) -> Result<(BlobHash, u64), BlobError> {
+        let Some(writer) = self.writer.take() else { return Err(BlobError::Stopping) };
+        blocking(move || writer.finish(expected)).await
     }
 }
 

@@ -62,7 +62,7 @@ impl PeerCaller {
     /// As for [`crate::ClusterHandle::propose`]; it is tried once.
     pub async fn propose(&mut self, proposal: &Proposal) -> Result<Reply, ProposeError> {
         let wait_ms = u32::try_from(ANSWER_TIMEOUT.as_millis()).unwrap_or(u32::MAX);
-        let request = v1::ProposeRequest { proposal: handle::encode(proposal)?, wait_ms };
+        let request = v1::ProposeRequest { proposal: handle::encode(proposal)?, wait_ms, route: None };
         let attempt = match timeout(ANSWER_TIMEOUT, self.client.propose(request)).await {
             Err(_) => Attempt::Here(Written::Unknown("no answer came".to_owned())),
             Ok(Ok(answer)) => handle::written(self.node, answer.into_inner()),

@@ -388,7 +388,7 @@ mod tests {
         let (root, authority) = authority();
         let key = make_key().unwrap();
         let certificate = authority.sign(CertificateRequest::of(&key).unwrap(), NodeId(2), "prod", life()).unwrap();
-        let member = |key| Member { id: NodeId(2), key: Some(key), peer: String::new() };
+        let member = |key| Member { id: NodeId(2), key: Some(key), peer: String::new(), worker: false };
         let verify = |known| {
             let roster = Arc::new(Roster::new(Some(Members { index: 9, nodes: vec![member(known)] })));
             let server = KnownServer { signed: server_verifier(&root).unwrap(), roster };

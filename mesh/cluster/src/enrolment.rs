@@ -91,8 +91,16 @@ impl EnrolService {
         membership::check_node(&request.name, &addresses)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         let id = Uuid::from_slice(&request.request).map_err(|_| Status::invalid_argument("request is not a UUID"))?;
-        let enrolment =
-            Enrolment { token_hash: token.clone(), request: id, name: request.name, addresses, key: Some(key) };
+        let knows_labels = request.knows_labels;
+        self.check_knows(&token, knows_labels)?;
+        let enrolment = Enrolment {
+            token_hash: token.clone(),
+            request: id,
+            name: request.name,
+            addresses,
+            key: Some(key),
+            knows_labels,
+        };
         let (node, role) = self.enrol(enrolment).await?;
         let certificate = self.sign(authority, csr, node)?;
         tracing::info!(%node, ?role, "enrolled");
@@ -104,6 +112,7 @@ impl EnrolService {
             certificate,
             roster: Some(self.cluster.roster().members().to_proto()),
             proof: bytes::Bytes::new(),
+            worker: role == NodeRole::Worker,
         };
         member.proof = joining::member_proof(&token, &proof, &member).as_bytes().to_vec().into();
         Ok(member)
@@ -137,6 +146,17 @@ impl EnrolService {
             "this is cluster {name:?}, and cluster.name of the joining node is {wanted:?}: change it, or use a token of that \
              cluster; this token is still good"
         )))
+    }
+
+    /// Refuses a node that would not know what the token makes it, before the token is spent.
+    fn check_knows(&self, token: &str, knows_labels: bool) -> Result<(), Status> {
+        let for_worker = self.cluster.local(|state| state.role_of_token(token) == Some(NodeRole::Worker));
+        if for_worker && !knows_labels {
+            let reason = "the token is for a worker, and the joining node runs an earlier version of towline, which knows of \
+                          none: use the version of this node there as well";
+            return Err(Status::failed_precondition(reason));
+        }
+        Ok(())
     }
 
     async fn enrol(&self, enrolment: Enrolment) -> Result<(NodeId, NodeRole), Status> {

@@ -177,7 +177,9 @@ fn write_archive(state: &State) -> Vec<u8> {
         tasks: state.task_count() as u64,
     };
     let mut bytes = Vec::new();
-    archive::write(&head, state, |_, length| vec![0; usize::try_from(length).unwrap()], &mut bytes).unwrap();
+    let content = |_, length| vec![0; usize::try_from(length).unwrap()];
+    let record = |_| Err(std::io::Error::other("no task is archived"));
+    archive::write(&head, state, archive::Beside { content, record }, &mut bytes).unwrap();
     bytes
 }
 
@@ -249,8 +251,9 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         cluster_name: "prod".into(),
         proof: vec![7; 32].into(),
         forwarded: true,
+        knows_labels: false,
     };
-    let node = v1::roster::Node { id: 9, key: "key".into(), peer: "127.0.0.1:2".into() };
+    let node = v1::roster::Node { id: 9, key: "key".into(), peer: "127.0.0.1:2".into(), worker: false };
     let member = v1::enrol_response::Member {
         cluster: vec![8; 16].into(),
         cluster_name: "prod".into(),
@@ -258,14 +261,15 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         certificate: vec![9; 40].into(),
         roster: Some(v1::Roster { index: 9, nodes: vec![node] }),
         proof: vec![7; 32].into(),
+        worker: false,
     };
     let enrolled = v1::EnrolResponse { result: Some(v1::enrol_response::Result::Member(member)) };
     let renew = v1::RenewRequest { node: 9, certificate_request: vec![3; 40].into(), forwarded: true };
-    let propose = v1::ProposeRequest { proposal: vec![4; 8].into(), wait_ms: 5_000 };
+    let propose = v1::ProposeRequest { proposal: vec![4; 8].into(), wait_ms: 5_000, route: None };
     let hand_over = v1::HandOverRequest { to: Some(2) };
     let blob = || Some(v1::BlobName { hash: vec![8; 32].into(), length: 9 });
     let missing = v1::MissingBlobsResponse { applied: 7, missing: vec![vec![8; 32].into()], more: true };
-    let alive = v1::KeepAliveRequest { boot: vec![5; 16].into() };
+    let alive = v1::KeepAliveRequest { boot: vec![5; 16].into(), route: None };
     vec![
         ("append", append.encode_to_vec()),
         ("vote-request", asks.encode_to_vec()),

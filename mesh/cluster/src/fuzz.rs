@@ -3,10 +3,12 @@
 
 use bytes::Bytes;
 use prost::Message;
-use towline_core::BlobHash;
+use towline_core::{BlobHash, TaskId};
 use towline_proto::v1;
 
-use crate::{archive, blobs, certificates::CertificateRequest, joining::Token, wal, wire};
+use crate::{
+    archive, blobs, certificates::CertificateRequest, finished, joining::Token, raft::SnapshotFile, wal, wire,
+};
 
 /// A log entry.
 pub fn entry(bytes: &[u8]) {
@@ -36,9 +38,12 @@ pub fn wal_segment(bytes: &[u8]) {
     }
 }
 
-/// A snapshot.
+/// A snapshot, read as a whole and piece by piece.
 pub fn snapshot(bytes: &[u8]) {
-    drop(wire::decode_snapshot(&Bytes::copy_from_slice(bytes)));
+    let whole = wire::decode_snapshot(&Bytes::copy_from_slice(bytes)).ok();
+    let file = SnapshotFile::from_bytes(Bytes::copy_from_slice(bytes));
+    let pieces = file.and_then(|file| file.decode()).ok();
+    assert_eq!(whole.map(|(meta, _)| meta), pieces.map(|(meta, _)| meta), "a snapshot is read in two ways");
 }
 
 /// The state inside of a snapshot, behind its checksum.
@@ -81,6 +86,15 @@ pub fn peer_messages(bytes: &[u8]) {
     drop(v1::KeepAliveRequest::decode(bytes));
     drop(v1::KeepAliveResponse::decode(bytes));
     drop(v1::SpansResponse::decode(bytes));
+    drop(v1::FinishedRequest::decode(bytes));
+    if let Ok(chunk) = v1::FinishedChunk::decode(bytes) {
+        let id = uuid::Uuid::from_slice(&chunk.task).unwrap_or_default();
+        drop(finished::decode_record(TaskId::from_uuid(id), &chunk.data));
+    }
+    drop(v1::TailRequest::decode(bytes));
+    if let Ok(piece) = v1::TailPiece::decode(bytes) {
+        piece.entries.into_iter().for_each(|entry| drop(wire::entry_from_proto(entry)));
+    }
 }
 
 /// The file of a blob: what is understood is exactly what its name says.

@@ -4,14 +4,14 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::future::join_all;
-use openraft::async_runtime::WatchReceiver;
+use openraft::async_runtime::WatchReceiver as _;
 use tokio::{
     sync::{Semaphore, broadcast, watch},
     time::{Instant, timeout, timeout_at},
 };
 use towline_core::{
-    AgentSpec, Applied, BootId, Command, Effect, NodeHealth, NodeId, NodeRole, Principal, Proposal, Rejection, Reply,
-    State, TaskId, TraceContext,
+    AgentSpec, Applied, BootId, Command, Effect, Labels, NodeHealth, NodeId, NodeRole, Principal, Proposal, Rejection,
+    Reply, State, TaskId, TraceContext,
 };
 use towline_proto::v1;
 use towline_trace::{Kind, Span, SpanRecord, names};
@@ -27,6 +27,8 @@ use crate::{
     leader::{Leadership, ReadIndex, Written},
     peers::{self, Lane, Peers},
     roster::{NotAdmitted, Roster},
+    routes::{Detours, Routes, Way},
+    search::Finder,
     sessions::{LeaderSessions, OwnSession},
     status,
     wire::{self, WireError},
@@ -59,6 +61,8 @@ pub struct Registration {
     pub capacity: u32,
     /// The agents that its configuration declares.
     pub agents: Vec<AgentSpec>,
+    /// What operators call the node, for agents that run on some nodes only.
+    pub labels: Labels,
 }
 
 /// What a running node is made of.
@@ -76,6 +80,7 @@ pub(crate) struct Inner {
     pub(crate) own_session: Arc<OwnSession>,
     pub(crate) http: reqwest::Client,
     in_flight: Semaphore,
+    finder: Finder,
 }
 
 /// The parts that [`crate::Cluster::start`] puts together.
@@ -111,6 +116,7 @@ impl ClusterHandle {
             own_session: Arc::default(),
             http,
             in_flight: Semaphore::new(MAX_IN_FLIGHT),
+            finder: Finder::default(),
         }))
     }
 
@@ -177,13 +183,18 @@ impl ClusterHandle {
     }
 
     /// Registers this node and keeps its session alive from then on, registering again by itself when the session was
-    /// lost. Unless the registration was rejected it is also made later, when no leader was found in time.
+    /// lost. Unless the registration was rejected it is also made later, when no leader was found in time. A node that is
+    /// being removed is rejected and goes on: its vote may be needed to see it out, and it is told when it is not any more.
     ///
     /// # Errors
     /// As for [`ClusterHandle::propose`].
     pub async fn register(&self, registration: Registration) -> Result<(), ProposeError> {
         let announced = self.announce(&registration).await;
-        if !matches!(announced, Err(ProposeError::Rejected(_))) {
+        let goes_on = match &announced {
+            Err(ProposeError::Rejected(rejection)) => matches!(rejection, Rejection::NodeRemoved { .. }),
+            Ok(()) | Err(ProposeError::Unavailable { .. } | ProposeError::Unknown { .. }) => true,
+        };
+        if goes_on {
             self.0.own_session.set_registration(registration);
         }
         announced?;
@@ -244,12 +255,25 @@ impl ClusterHandle {
     /// # Errors
     /// As for [`ClusterHandle::propose`].
     pub async fn mint_token(&self, role: NodeRole, ttl: Duration) -> Result<String, ProposeError> {
+        self.check_all_know(role)?;
         let token = Token::make(self.0.credentials.authority())
             .map_err(|error| ProposeError::Unavailable { reason: error.to_string(), retry_after: RETRY_AFTER })?;
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
         let command = Command::MintToken { hash: token.hash(), role, ttl_ms };
         self.propose(Proposal { by: Principal::Operator, command }, None).await?;
         Ok(token.text())
+    }
+
+    /// Refuses a role that a node of an earlier version would end at: it cannot apply what names it.
+    fn check_all_know(&self, role: NodeRole) -> Result<(), ProposeError> {
+        let old = self.local(|state| state.nodes().find(|node| node.labels.is_none()).map(|node| node.id));
+        match (role, old) {
+            (NodeRole::Worker, Some(node)) => Err(ProposeError::Unavailable {
+                reason: format!("node {node} has not yet run a version that knows of workers: upgrade it first"),
+                retry_after: RETRY_AFTER,
+            }),
+            (NodeRole::Worker, None) | (NodeRole::Voter | NodeRole::Learner, _) => Ok(()),
+        }
     }
 
     /// Takes a node out of the cluster for good. It is a member until its session has ended: until then it may still act.
@@ -305,8 +329,8 @@ impl ClusterHandle {
     /// When the Raft core has stopped, or no snapshot was written in time.
     #[doc(hidden)]
     pub async fn compact(&self) -> Result<(), Unavailable> {
-        let raft = self.0.leadership.raft();
         let failed = |error: &dyn std::fmt::Display| Unavailable { reason: format!("write a snapshot: {error}") };
+        let raft = self.0.leadership.raft().ok_or_else(|| failed(&"a worker keeps none"))?;
         let applied = raft.metrics().borrow_watched().last_applied;
         raft.trigger().snapshot().await.map_err(|error| failed(&error))?;
         let written = raft.wait(Some(DEADLINE)).metrics(|metrics| metrics.snapshot >= applied, "snapshot").await;
@@ -315,6 +339,19 @@ impl ClusterHandle {
         raft.trigger().purge_log(applied.index).await.map_err(|error| failed(&error))?;
         let purged = raft.wait(Some(DEADLINE)).metrics(|metrics| metrics.purged >= Some(applied), "purged").await;
         purged.map(|_| ()).map_err(|error| failed(&error))
+    }
+
+    /// Which node feeds this one, if it is a worker and fed.
+    pub fn fed_by(&self) -> Option<NodeId> {
+        self.leadership().routes()?.fed_by()
+    }
+
+    /// Has a worker go around a node for a while, as if it had not been reached.
+    #[doc(hidden)]
+    pub fn go_around(&self, node: NodeId) {
+        if let Some(routes) = self.leadership().routes() {
+            routes.not_reached(node, true);
+        }
     }
 
     /// The HTTP client for other nodes' peer listeners: mutual TLS, pooled. It finds no other names than nodes'.
@@ -382,6 +419,29 @@ impl ClusterHandle {
         &self.0.own_session
     }
 
+    /// Other nodes that keep the log, as far as this node knows.
+    pub(crate) fn log_keepers(&self) -> Vec<NodeId> {
+        let me = self.node_id();
+        let mut nodes: Vec<NodeId> = self.local(|state| {
+            let others = state.nodes().filter(|node| node.id != me && node.keeps_log());
+            others.map(|node| node.id).collect()
+        });
+        if nodes.is_empty() {
+            let workers: BTreeSet<NodeId> = self.roster().workers().collect();
+            nodes = self.peers().book().nodes();
+            nodes.retain(|node| *node != me && !workers.contains(node));
+        }
+        nodes
+    }
+
+    /// Nodes that may send a worker's call on: first the one that feeds it, and so is surely reached.
+    pub(crate) fn helpers(&self, routes: &Routes) -> Vec<NodeId> {
+        let mut nodes = self.log_keepers();
+        let fed_by = routes.fed_by();
+        nodes.sort_by_key(|node| Some(*node) != fed_by);
+        nodes
+    }
+
     fn view(&self) -> &crate::raft::StateView {
         self.0.leadership.view()
     }
@@ -396,6 +456,7 @@ impl ClusterHandle {
             version: self.0.options.version.clone(),
             capacity: registration.capacity,
             agents: registration.agents.clone(),
+            labels: Some(registration.labels.clone()),
         };
         self.propose(Proposal { by: Principal::Node(node), command }, None).await.map(|_| ())
     }
@@ -438,9 +499,15 @@ impl ClusterHandle {
         let mut search = Search::default();
         let mut sent = false;
         loop {
-            if let Some(leader) = search.next(self) {
-                match self.attempt(leader, payload.clone(), trace, deadline).await {
-                    Attempt::Here(Written::Applied { index, outcome }) => return Ok((index, outcome)),
+            if let Some(way) = search.next(self) {
+                let leader = way.node;
+                let attempt = self.attempt(way, payload.clone(), trace, deadline).await;
+                search.note(self, way, attempt.came_through());
+                match attempt {
+                    Attempt::Here(Written::Applied { index, outcome }) => {
+                        self.0.finder.answered(Some(leader));
+                        return Ok((index, outcome));
+                    }
                     Attempt::Here(Written::NotLeader(other)) => search.learn(leader, other),
                     Attempt::Here(Written::Unavailable(reason)) if !sent => {
                         return Err(ProposeError::Unavailable { reason, retry_after: RETRY_AFTER });
@@ -450,7 +517,10 @@ impl ClusterHandle {
                         sent = true;
                         search.reason = reason;
                     }
-                    Attempt::Unreached(reason) => search.reason = reason,
+                    Attempt::Unreached(reason) => {
+                        self.0.finder.rest(Some(leader));
+                        search.reason = reason;
+                    }
                 }
             }
             if Instant::now() + SEARCH_PAUSE >= deadline {
@@ -461,27 +531,36 @@ impl ClusterHandle {
     }
 
     /// One try at one node. It is given up as soon as another is known to lead.
-    async fn attempt(&self, leader: NodeId, payload: Bytes, trace: Option<TraceContext>, deadline: Instant) -> Attempt {
+    async fn attempt(&self, way: Way, payload: Bytes, trace: Option<TraceContext>, deadline: Instant) -> Attempt {
         let wait = deadline.saturating_duration_since(Instant::now());
+        let leader = way.node;
+        let route = way.send_on.then_some(v1::Route { send_on: true, caller: 0 });
         let write = async {
             if leader == self.node_id() {
                 Attempt::Here(self.0.leadership.write(payload, trace, wait).await)
             } else {
-                self.forward(leader, payload, trace, wait).await
+                self.forward(leader, payload, trace, wait, route).await
             }
         };
         tokio::select! {
             attempt = write => attempt,
-            () = self.another_leads(leader) => {
+            () = self.0.leadership.another_leads(leader) => {
                 Attempt::Here(Written::Unknown(format!("node {leader} lost the leadership before it answered")))
             }
         }
     }
 
-    async fn forward(&self, leader: NodeId, payload: Bytes, trace: Option<TraceContext>, wait: Duration) -> Attempt {
+    pub(crate) async fn forward(
+        &self,
+        leader: NodeId,
+        payload: Bytes,
+        trace: Option<TraceContext>,
+        wait: Duration,
+        route: Option<v1::Route>,
+    ) -> Attempt {
         let mut span = trace.map(|parent| Span::child(names::span::PEER_PROPOSE, Kind::Client, &parent));
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        let mut request = tonic::Request::new(v1::ProposeRequest { proposal: payload, wait_ms });
+        let mut request = tonic::Request::new(v1::ProposeRequest { proposal: payload, wait_ms, route });
         if let Some(span) = &mut span {
             span.set(names::RPC_SYSTEM_NAME, "grpc");
             span.set(names::RPC_METHOD, names::span::PEER_PROPOSE);
@@ -507,18 +586,26 @@ impl ClusterHandle {
     async fn read_index(&self, deadline: Instant) -> Result<u64, Unavailable> {
         let mut search = Search::default();
         loop {
-            if let Some(leader) = search.next(self) {
+            if let Some(way) = search.next(self) {
+                let leader = way.node;
                 let answer = tokio::select! {
-                    answer = timeout(READ_INDEX_TIMEOUT, self.ask_read_index(leader)) => answer.ok(),
-                    () = self.another_leads(leader) => None,
+                    answer = timeout(READ_INDEX_TIMEOUT, self.ask_read_index(way)) => answer.ok(),
+                    () = self.0.leadership.another_leads(leader) => None,
                 };
+                search.note(self, way, came_through(&answer));
                 match answer {
-                    Some(Ok(ReadIndex::At(index))) => return Ok(index),
+                    Some(Ok(ReadIndex::At(index))) => {
+                        self.0.finder.answered(Some(leader));
+                        return Ok(index);
+                    }
                     Some(Ok(ReadIndex::NotLeader(other))) => search.learn(leader, other),
                     Some(Ok(ReadIndex::Stopped(reason))) => {
                         return Err(Unavailable { reason: format!("raft core has stopped: {reason}") });
                     }
-                    Some(Err(reason)) => search.reason = reason,
+                    Some(Err(reason)) => {
+                        self.0.finder.rest(Some(leader));
+                        search.reason = reason;
+                    }
                     None => search.reason = format!("node {leader} has not confirmed that it leads"),
                 }
             }
@@ -529,12 +616,13 @@ impl ClusterHandle {
         }
     }
 
-    async fn ask_read_index(&self, leader: NodeId) -> Result<ReadIndex, String> {
+    pub(crate) async fn ask_read_index(&self, Way { node: leader, send_on }: Way) -> Result<ReadIndex, String> {
         if leader == self.node_id() {
             return Ok(self.0.leadership.read_index().await);
         }
         let mut client = self.0.peers.peer(leader, Lane::Calls);
-        let answer = client.read_index(v1::ReadIndexRequest {}).await;
+        let route = send_on.then_some(v1::Route { send_on, caller: 0 });
+        let answer = client.read_index(v1::ReadIndexRequest { route }).await;
         let answer = answer.map_err(|status| format!("node {leader}: {}", peers::root_cause(&status)))?;
         match answer.into_inner().result {
             Some(v1::read_index_response::Result::Index(index)) => Ok(ReadIndex::At(index)),
@@ -542,21 +630,6 @@ impl ClusterHandle {
                 Ok(ReadIndex::NotLeader(other.leader.map(NodeId)))
             }
             None => Err(format!("node {leader} answered without a result")),
-        }
-    }
-
-    /// Returns when this node hears of a leader that is not `leader`, nor the one it knew when the wait began.
-    async fn another_leads(&self, leader: NodeId) {
-        let mut metrics = self.0.leadership.raft().server_metrics();
-        let known = metrics.borrow_and_update().current_leader;
-        loop {
-            if metrics.changed().await.is_err() {
-                return std::future::pending().await;
-            }
-            let current = metrics.borrow_and_update().current_leader;
-            if current.is_some() && current != Some(leader.0) && current != known {
-                return;
-            }
         }
     }
 
@@ -593,20 +666,54 @@ impl Attempt {
     fn unknown(reason: String) -> Self {
         Attempt::Here(Written::Unknown(reason))
     }
+
+    fn came_through(&self) -> CameThrough {
+        match self {
+            Attempt::Here(Written::Applied { .. }) => CameThrough::ToTheLeader,
+            Attempt::Here(Written::NotLeader(_) | Written::Unavailable(_)) => CameThrough::ToSomebody,
+            Attempt::Here(Written::Unknown(_)) => CameThrough::Unknown,
+            Attempt::Unreached(_) => CameThrough::No,
+        }
+    }
 }
 
-/// Looks for the leader: a hint first, then what Raft says, then one node after the other.
+/// How far a call came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CameThrough {
+    ToTheLeader,
+    ToSomebody,
+    Unknown,
+    No,
+}
+
+fn came_through(answer: &Option<Result<ReadIndex, String>>) -> CameThrough {
+    match answer {
+        Some(Ok(ReadIndex::At(_))) => CameThrough::ToTheLeader,
+        Some(Ok(ReadIndex::NotLeader(_) | ReadIndex::Stopped(_))) => CameThrough::ToSomebody,
+        Some(Err(_)) | None => CameThrough::Unknown,
+    }
+}
+
+/// Looks for the leader: a hint first, then what Raft says, then one node after the other. All searches of the node share what
+/// they find out.
 struct Search {
     hint: Option<NodeId>,
     /// Tries without any word of a leader.
     blind: usize,
+    /// What a worker has tried.
+    detours: Detours,
     /// Why there is no answer yet.
     reason: String,
 }
 
 impl Default for Search {
     fn default() -> Self {
-        Self { hint: None, blind: 0, reason: "no leader is known: a majority of voters must be up".to_owned() }
+        Self {
+            hint: None,
+            blind: 0,
+            detours: Detours::default(),
+            reason: "no leader is known: a majority of voters must be up".to_owned(),
+        }
     }
 }
 
@@ -614,20 +721,44 @@ impl Search {
     /// Tries that wait for Raft to learn of a leader before other nodes are asked.
     const PATIENCE: usize = 5;
 
-    fn next(&mut self, cluster: &ClusterHandle) -> Option<NodeId> {
-        if let Some(leader) = self.hint.take().or_else(|| cluster.leadership().leader()) {
-            return Some(leader);
+    fn next(&mut self, cluster: &ClusterHandle) -> Option<Way> {
+        let finder = &cluster.0.finder;
+        let leader = self.hint.take().or_else(|| cluster.leadership().leader());
+        if let Some(routes) = cluster.leadership().routes() {
+            let way = routes.way(leader, &mut self.detours, || cluster.helpers(routes))?;
+            return finder.may_ask(Some(way.node)).then_some(way);
+        }
+        if let Some(leader) = leader {
+            finder.answered(None);
+            return finder.may_ask(Some(leader)).then_some(Way::straight(leader));
         }
         self.blind += 1;
-        let others: Vec<NodeId> =
-            cluster.peers().book().nodes().into_iter().filter(|node| *node != cluster.node_id()).collect();
         let turn = self.blind.checked_sub(Self::PATIENCE)?;
-        others.get(turn % others.len().max(1)).copied()
+        if !finder.may_ask(None) {
+            return None;
+        }
+        finder.rest(None);
+        let others = cluster.log_keepers();
+        others.get(turn % others.len().max(1)).copied().map(Way::straight)
+    }
+
+    /// A worker keeps in mind which way to the leader is open.
+    fn note(&self, cluster: &ClusterHandle, way: Way, came: CameThrough) {
+        let Some(routes) = cluster.leadership().routes().filter(|_| !way.send_on) else { return };
+        match came {
+            CameThrough::ToTheLeader => routes.confirm(way.node),
+            CameThrough::ToSomebody => {}
+            CameThrough::Unknown => routes.not_reached(way.node, false),
+            CameThrough::No => routes.not_reached(way.node, true),
+        }
     }
 
     fn learn(&mut self, asked: NodeId, other: Option<NodeId>) {
         self.reason = format!("node {asked} does not lead, or has no quorum");
         self.hint = other.filter(|other| *other != asked);
+        if self.hint.is_none() {
+            self.detours.want();
+        }
     }
 
     fn give_up(self, sent: bool) -> ProposeError {
@@ -732,5 +863,6 @@ fn command_name(command: &Command) -> &'static str {
         Command::Sweep => "Sweep",
         Command::Upload { .. } => "Upload",
         Command::Note { .. } => "Note",
+        Command::Archive { .. } => "Archive",
     }
 }

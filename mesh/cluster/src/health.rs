@@ -60,15 +60,16 @@ impl Applying {
 /// Looks for as long as the node runs, and has it step down where it leads and stalls.
 pub(crate) async fn watch(cluster: ClusterHandle) {
     let leadership = cluster.leadership();
+    let Some(raft) = leadership.raft() else { return };
     let applied = leadership.view().applied();
     let mut stepped_down: Option<Instant> = None;
     loop {
         sleep(LOOK_EVERY).await;
-        let committed = leadership.raft().metrics().borrow_watched().cluster_committed;
+        let committed = raft.metrics().borrow_watched().cluster_committed;
         let applied = *applied.borrow();
         leadership.applying().lock().look(applied, committed.map_or(0, |log_id| log_id.index));
         let Some(behind) = leadership.applying().stall() else { continue };
-        let leads = leadership.raft().as_leader().is_ok();
+        let leads = raft.as_leader().is_ok();
         if leads && stepped_down.is_none_or(|at| at.elapsed() >= STEP_DOWN_EVERY) {
             stepped_down = Some(Instant::now());
             tracing::error!(node = %cluster.node_id(), behind, "applies nothing although entries are committed: leadership is handed over");
@@ -84,19 +85,29 @@ impl ClusterHandle {
     /// What is wrong, in words.
     pub fn health(&self) -> Result<(), String> {
         let leadership = self.leadership();
-        if let Err(fatal) = &leadership.raft().metrics().borrow_watched().running_state {
+        if let Some(raft) = leadership.raft()
+            && let Err(fatal) = &raft.metrics().borrow_watched().running_state
+        {
             return Err(format!("raft core stopped: {fatal}"));
+        }
+        if let Some(routes) = leadership.routes() {
+            routes.stop_reason().map_or(Ok(()), Err)?;
+            if routes.fed_by().is_none() {
+                return Err("no voter feeds this worker at the moment: what it shows may be stale".to_owned());
+            }
         }
         if leadership.leader().is_none() {
             return Err("no leader is known".to_owned());
         }
-        match leadership.log().health() {
-            LogHealth::Ok => {}
-            LogHealth::Full => {
-                let why = leadership.log().has_room().map_or_else(|full| full.to_string(), |()| "a write waits".into());
-                return Err(format!("the disk is full: {why}"));
+        if let Some(log) = leadership.log() {
+            match log.health() {
+                LogHealth::Ok => {}
+                LogHealth::Full => {
+                    let why = log.has_room().map_or_else(|full| full.to_string(), |()| "a write waits".into());
+                    return Err(format!("the disk is full: {why}"));
+                }
+                LogHealth::Failed { detail } => return Err(format!("the disk cannot be written: {detail}")),
             }
-            LogHealth::Failed { detail } => return Err(format!("the disk cannot be written: {detail}")),
         }
         if let Some(behind) = leadership.applying().stall() {
             return Err(format!("{behind} entries are committed and not applied on this node: what it shows is stale"));

@@ -91,6 +91,7 @@ pub async fn join_as(data: &Path, joining: Joining<'_>) -> Result<Identity, Clus
         cluster_name: cluster_name.unwrap_or_default().to_owned(),
         proof: bytes::Bytes::new(),
         forwarded: false,
+        knows_labels: true,
     };
     request.proof = request_proof(&token.hash(), &request).as_bytes().to_vec().into();
     let member = enrol(address, &token.authority, &request).await?;
@@ -278,6 +279,7 @@ fn accept(
         node: NodeId(member.node),
         node_name: node_name.to_owned(),
         addresses,
+        worker: member.worker,
     };
     let members = member.roster.map(Members::from_proto).ok_or("no members")?;
     Ok((identity, certificate, members))
@@ -368,6 +370,13 @@ pub(crate) fn member_proof(
         proof.add(&node.id.to_be_bytes());
         proof.add(node.key.as_bytes());
         proof.add(node.peer.as_bytes());
+        // What an earlier version does not know is not there as long as all nodes are such as it knows.
+        if node.worker {
+            proof.add(b"worker");
+        }
+    }
+    if member.worker {
+        proof.add(b"is a worker");
     }
     proof.0.finalize()
 }
@@ -445,14 +454,16 @@ mod tests {
     fn an_answer_is_proved_to_the_one_who_asked() {
         let hash = token().hash();
         let asked = *request_proof(&hash, &request()).as_bytes();
-        let node = v1::roster::Node { id: 1, key: "k".into(), peer: "p".into() };
+        let node = v1::roster::Node { id: 1, key: "k".into(), peer: "p".into(), worker: false };
         let roster = Some(v1::Roster { index: 7, nodes: vec![node.clone()] });
         let member = v1::enrol_response::Member { node: 9, roster, ..Default::default() };
         let proof = *member_proof(&hash, &asked, &member).as_bytes();
         assert!(proves(&proof, member_proof(&hash, &asked, &member)));
         assert!(!proves(&proof, member_proof(&hash, &[0; 32], &member)), "to another request");
         let forged = v1::Roster { index: 7, nodes: vec![v1::roster::Node { key: "other".into(), ..node }] };
-        let forged = v1::enrol_response::Member { roster: Some(forged), ..member };
+        let forged = v1::enrol_response::Member { roster: Some(forged), ..member.clone() };
         assert!(!proves(&proof, member_proof(&hash, &asked, &forged)), "with other members");
+        let forged = v1::enrol_response::Member { worker: true, ..member };
+        assert!(!proves(&proof, member_proof(&hash, &asked, &forged)), "as a worker");
     }
 }

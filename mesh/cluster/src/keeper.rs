@@ -27,6 +27,9 @@ use crate::{
 
 /// How often it is looked whether something is to be done.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often a worker keeps on disk who is a member: of hundreds, some come and go all the time, and to find one that feeds
+/// it after a start it needs few of them.
+const WORKER_KEEPS_EVERY: Duration = Duration::from_secs(30);
 /// A question to another node.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause between two rounds of questions about nodes that are not known: anybody with a certificate can cause one.
@@ -55,6 +58,7 @@ impl Trouble {
 /// Keeps on disk who is a member, and asks about nodes that are not known. Runs as long as the node does.
 pub(crate) async fn keep_roster(cluster: ClusterHandle, folder: Arc<Folder>) {
     let roster = Arc::clone(cluster.roster());
+    let mut kept: Option<Instant> = None;
     loop {
         tokio::select! {
             biased;
@@ -64,7 +68,12 @@ pub(crate) async fn keep_roster(cluster: ClusterHandle, folder: Arc<Folder>) {
                 sleep(ASK_PAUSE).await;
             }
         }
+        let is_worker = cluster.leadership().routes().is_some();
+        if is_worker && kept.is_some_and(|kept| kept.elapsed() < WORKER_KEEPS_EVERY) {
+            continue;
+        }
         let Some(members) = roster.news() else { continue };
+        kept = Some(Instant::now());
         match on_disk(&folder, {
             let members = members.clone();
             move |folder| folder.keep_members(&members)
@@ -80,7 +89,7 @@ pub(crate) async fn keep_roster(cluster: ClusterHandle, folder: Arc<Folder>) {
 async fn ask_members(cluster: &ClusterHandle) {
     let me = cluster.node_id();
     let known = cluster.roster().members();
-    let others = known.nodes.iter().map(|member| member.id).filter(|node| *node != me);
+    let others = known.nodes.iter().filter(|member| !member.worker).map(|member| member.id).filter(|node| *node != me);
     let answers = join_all(others.map(|node| members_of(cluster, node))).await;
     answers.into_iter().flatten().for_each(|members| cluster.roster().learn(members));
 }
@@ -209,7 +218,7 @@ impl Keeper {
         if !signers.is_empty() {
             return signers;
         }
-        self.cluster.roster().members().nodes.iter().map(|member| member.id).filter(|node| *node != me).collect()
+        self.cluster.log_keepers()
     }
 
     async fn use_certificate(&self, certificate: CertificateDer<'static>) -> Result<(), ClusterError> {
@@ -284,8 +293,13 @@ impl Keeper {
 
     /// Asks members for what earlier versions do not answer.
     async fn all_understand(&mut self) -> bool {
+        // Workers come only where all members know, and with a version that does.
+        if self.cluster.leadership().routes().is_some() {
+            return true;
+        }
         let me = self.cluster.node_id();
-        let others: Vec<NodeId> = self.cluster.local(|state| state.nodes().map(|node| node.id).collect());
+        let others: Vec<NodeId> =
+            self.cluster.local(|state| state.nodes().filter(|node| node.keeps_log()).map(|node| node.id).collect());
         let open = others.into_iter().filter(|node| *node != me && !self.understand.contains(node));
         let cluster = &self.cluster;
         let asked = join_all(open.map(|node| async move { (node, members_of(cluster, node).await) })).await;

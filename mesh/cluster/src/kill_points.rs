@@ -4,7 +4,9 @@
 //! `NAME:3` at the third time. Without the feature there is nothing here.
 
 /// All places.
-pub const ALL: [&str; 17] = [
+pub const ALL: [&str; 19] = [
+    "archive-synced",
+    "archive-written",
     "blob-drafted",
     "blob-synced",
     "blob-renamed",

@@ -1,7 +1,10 @@
 //! What the leader does with a proposal or a read, whoever asked: the only place where the log is written.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,7 +18,8 @@ use towline_core::{Applied, NodeId, Principal, Proposal, Rejection, Timestamp, T
 
 use crate::{
     health::Applying,
-    raft::{LogStore, Raft, StateView, TypeConfig},
+    raft::{LogStore, Raft, RaftLeaderId, StateView, TypeConfig},
+    routes::Routes,
     seams::{Clock, read_clock},
     wire::{self, LoggedProposal},
 };
@@ -49,27 +53,60 @@ pub(crate) enum ReadIndex {
     Stopped(String),
 }
 
-/// The write side of this node's Raft.
+/// How a node takes part.
+pub(crate) enum Seat {
+    /// In the Raft group, with a vote or without.
+    Member {
+        /// The Raft node.
+        raft: Raft,
+        /// Its log.
+        log: LogStore,
+    },
+    /// Outside of it, and without a log: others feed it.
+    Worker(Arc<Routes>),
+}
+
+/// The write side of this node's Raft; a worker has none, and only knows who leads.
 pub(crate) struct Leadership {
     node: NodeId,
-    raft: Raft,
-    log: LogStore,
+    seat: Seat,
     view: StateView,
     last_stamp: AtomicU64,
     applying: Applying,
 }
 
 impl Leadership {
-    pub(crate) fn new(node: NodeId, raft: Raft, log: LogStore, view: StateView) -> Self {
-        Self { node, raft, log, view, last_stamp: AtomicU64::new(0), applying: Applying::default() }
+    pub(crate) fn new(node: NodeId, seat: Seat, view: StateView) -> Self {
+        Self { node, seat, view, last_stamp: AtomicU64::new(0), applying: Applying::default() }
     }
 
-    pub(crate) fn raft(&self) -> &Raft {
-        &self.raft
+    /// The Raft node; none on a worker.
+    pub(crate) fn raft(&self) -> Option<&Raft> {
+        match &self.seat {
+            Seat::Member { raft, .. } => Some(raft),
+            Seat::Worker(_) => None,
+        }
     }
 
-    pub(crate) fn log(&self) -> &LogStore {
-        &self.log
+    /// The log; none on a worker.
+    pub(crate) fn log(&self) -> Option<&LogStore> {
+        match &self.seat {
+            Seat::Member { log, .. } => Some(log),
+            Seat::Worker(_) => None,
+        }
+    }
+
+    /// How a worker reaches the others; none on a member of the Raft group.
+    pub(crate) fn routes(&self) -> Option<&Arc<Routes>> {
+        match &self.seat {
+            Seat::Member { .. } => None,
+            Seat::Worker(routes) => Some(routes),
+        }
+    }
+
+    /// This node's leadership, while it leads.
+    pub(crate) fn leads(&self) -> Option<RaftLeaderId> {
+        self.raft()?.as_leader().ok().map(|leader| *leader.leader_id())
     }
 
     pub(crate) fn view(&self) -> &StateView {
@@ -83,12 +120,46 @@ impl Leadership {
 
     /// Whom this node takes for the leader.
     pub(crate) fn leader(&self) -> Option<NodeId> {
-        self.raft.server_metrics().borrow_watched().current_leader.map(NodeId)
+        match &self.seat {
+            Seat::Member { raft, .. } => raft.server_metrics().borrow_watched().current_leader.map(NodeId),
+            Seat::Worker(routes) => routes.leader(),
+        }
+    }
+
+    /// The latest term that this node knows, and who leads in it.
+    pub(crate) fn term_and_leader(&self) -> (u64, Option<NodeId>) {
+        match &self.seat {
+            Seat::Member { raft, .. } => {
+                let metrics = raft.server_metrics();
+                let metrics = metrics.borrow_watched();
+                (metrics.vote.leader_id.term, metrics.current_leader.map(NodeId))
+            }
+            Seat::Worker(routes) => (routes.term(), routes.leader()),
+        }
+    }
+
+    /// Returns when this node hears of a leader that is not `leader`, nor the one it knew when the wait began.
+    pub(crate) async fn another_leads(&self, leader: NodeId) {
+        let mut metrics = match &self.seat {
+            Seat::Member { raft, .. } => raft.server_metrics(),
+            Seat::Worker(routes) => return routes.another_leads(leader).await,
+        };
+        let known = metrics.borrow_and_update().current_leader;
+        loop {
+            if metrics.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+            let current = metrics.borrow_and_update().current_leader;
+            if current.is_some() && current != Some(leader.0) && current != known {
+                return;
+            }
+        }
     }
 
     /// Whether this node is the only voter there is.
     pub(crate) fn is_only_voter(&self) -> bool {
-        let metrics = self.raft.server_metrics();
+        let Some(raft) = self.raft() else { return false };
+        let metrics = raft.server_metrics();
         let metrics = metrics.borrow_watched();
         metrics.membership_config.membership().voter_ids().eq([self.node.0])
     }
@@ -96,15 +167,16 @@ impl Leadership {
     /// Puts a proposal of a client, which this process has encoded or decoded, into the log. A disk that runs full takes no new work first, and then only what Raft
     /// itself writes.
     pub(crate) async fn write(&self, payload: Bytes, trace: Option<TraceContext>, wait: Duration) -> Written {
-        if let Err(forward) = self.raft.as_leader() {
+        let Seat::Member { raft, log } = &self.seat else { return Written::NotLeader(self.leader()) };
+        if let Err(forward) = raft.as_leader() {
             return Written::NotLeader(self.hint(&forward));
         }
         let logged = match LoggedProposal::from_known(self.stamp(), trace, payload) {
             Ok(logged) => logged,
             Err(error) => return Written::Unavailable(format!("proposal is not taken: {error}")),
         };
-        if let Err(full) = self.log.has_room()
-            && (makes_work(&logged) || self.log.has_room_for_running().is_err())
+        if let Err(full) = log.has_room()
+            && (makes_work(&logged) || log.has_room_for_running().is_err())
         {
             return Written::Unavailable(full.to_string());
         }
@@ -122,7 +194,8 @@ impl Leadership {
 
     /// The log index that a linearizable read has to wait for. Asks a quorum.
     pub(crate) async fn read_index(&self) -> ReadIndex {
-        match self.raft.get_read_log_id(ReadPolicy::ReadIndex).await {
+        let Some(raft) = self.raft() else { return ReadIndex::NotLeader(self.leader()) };
+        match raft.get_read_log_id(ReadPolicy::ReadIndex).await {
             Ok((read, _)) => ReadIndex::At(read.index()),
             Err(RaftError::APIError(LinearizableReadError::ForwardToLeader(forward))) => {
                 ReadIndex::NotLeader(self.hint(&forward))
@@ -133,7 +206,8 @@ impl Leadership {
     }
 
     async fn append(&self, logged: LoggedProposal, wait: Duration) -> Written {
-        match tokio::time::timeout(wait, self.raft.client_write(logged)).await {
+        let Some(raft) = self.raft() else { return Written::NotLeader(self.leader()) };
+        match tokio::time::timeout(wait, raft.client_write(logged)).await {
             Err(_) => Written::Unknown(format!(
                 "leader {} saw no commit in time: is a majority of the voters up and connected?",
                 self.node
@@ -178,28 +252,6 @@ pub(crate) fn wall_clock() -> Timestamp {
 
 /// Whether a proposal brings work, as opposed to what the work that was taken comes to.
 fn makes_work(logged: &LoggedProposal) -> bool {
-    use towline_core::Command;
     // What cannot be decoded is no report.
-    logged.proposal().map_or(true, |proposal| match proposal.command {
-        Command::Report(_)
-        | Command::Testify(_)
-        | Command::Resolve(_)
-        | Command::Cancel { .. }
-        | Command::NodeUp { .. }
-        | Command::NodeLost { .. }
-        | Command::Certify { .. }
-        | Command::RemoveNode { .. }
-        | Command::SetRole { .. }
-        | Command::Drain { .. }
-        | Command::Undrain { .. }
-        | Command::AssignPending
-        | Command::Sweep => false,
-        Command::Submit(_)
-        | Command::Continue { .. }
-        | Command::Found { .. }
-        | Command::MintToken { .. }
-        | Command::Upload { .. }
-        | Command::Note { .. }
-        | Command::Enrol(_) => true,
-    })
+    logged.proposal().map_or(true, |proposal| proposal.command.makes_work())
 }

@@ -6,7 +6,8 @@
 //!       └──────────── effects, watches, local reads ◀─────────────────────────────────────────────────┘
 //! ```
 //!
-//! Every node does the same; the leader also keeps the sessions (`sessions`) and makes the Raft membership fit the state
+//! A worker keeps no log: another node feeds it (`tail`), and what it proposes finds the leader (`routes`). All others do the
+//! same; the leader also keeps the sessions (`sessions`) and makes the Raft membership fit the state
 //! (`reconcile`). Nodes talk over mutual TLS (`certificates`, `peers`), and only a join is answered without a certificate.
 //! What an agent is, or A2A, is not known here.
 
@@ -14,10 +15,13 @@ pub mod archive;
 mod blobs;
 mod caller;
 mod certificates;
+mod coalesce;
 mod credentials;
 mod enrolment;
 mod error;
 mod fences;
+#[doc(hidden)]
+pub mod finished;
 #[cfg(test)]
 mod format_tests;
 #[doc(hidden)]
@@ -36,11 +40,14 @@ pub mod raft;
 mod raft_view;
 mod reconcile;
 mod roster;
+mod routes;
 #[doc(hidden)]
 pub mod seams;
+mod search;
 mod service;
 mod sessions;
 mod status;
+mod tail;
 mod transfer;
 mod wal;
 #[doc(hidden)]
@@ -63,6 +70,7 @@ use towline_proto::v1::{enrol_server::EnrolServer, peer_server::PeerServer, raft
 pub use blobs::{BlobContent, BlobError, Upload};
 pub use caller::{PeerCaller, PeerCredentials};
 pub use certificates::{CERTIFICATE_LIFE, CertifiedNode};
+pub use coalesce::Coalesced;
 pub use error::{ClusterError, ProposeError, Unavailable};
 pub use handle::{ClusterHandle, Registration};
 pub use membership::Identity;
@@ -75,13 +83,14 @@ use blobs::{Blobs, Store};
 use credentials::Credentials;
 use enrolment::{EnrolService, MAX_ENROLMENT_BYTES, Signer};
 use handle::Parts;
-use leader::Leadership;
+use leader::{Leadership, Seat};
 use membership::{FOUNDER, Folder};
 use peers::{AddressBook, Admission, MAX_MESSAGE_BYTES, Peers};
 use raft::{
-    LogStore, Raft, StateMachine,
+    LogStore, Raft, Replica, StateMachine, StateView,
     network::{NetworkFactory, RaftService},
 };
+use routes::Routes;
 use service::PeerService;
 
 /// How long a founder waits for its first entry: it is its own quorum.
@@ -124,15 +133,31 @@ impl Cluster {
         let (folder, identity, credentials) = Folder::open(&options.data)?;
         let (folder, credentials) = (Arc::new(folder), Arc::new(credentials));
         let tls = credentials.server_config()?;
-        let parts = start_raft(&folder, identity, options, credentials).await?;
+        let (parts, replica) = if identity.worker {
+            let (parts, replica) = start_worker(&folder, identity, options, credentials)?;
+            (parts, Some(replica))
+        } else {
+            (start_raft(&folder, identity, options, credentials).await?, None)
+        };
         let handle = ClusterHandle::new(parts);
         let mut tasks = JoinSet::new();
-        tasks.spawn(sessions::lead(handle.clone()));
+        match handle.leadership().routes().zip(replica) {
+            Some((routes, replica)) => {
+                tasks.spawn(tail::follow(handle.clone(), Arc::clone(routes), replica));
+                tasks.spawn(blobs::run_cache(handle.clone()));
+            }
+            None => {
+                tasks.spawn(sessions::lead(handle.clone()));
+                tasks.spawn(reconcile::run(handle.clone()));
+                tasks.spawn(health::watch(handle.clone()));
+                tasks.spawn(blobs::run(handle.clone()));
+                tasks.spawn(finished::write_out(handle.clone()));
+                tasks.spawn(finished::archive_ended(handle.clone()));
+                tasks.spawn(finished::mend(handle.clone()));
+            }
+        }
         tasks.spawn(sessions::keep_alive(handle.clone()));
         tasks.spawn(sessions::watch_deadline(Arc::clone(handle.own_session())));
-        tasks.spawn(reconcile::run(handle.clone()));
-        tasks.spawn(health::watch(handle.clone()));
-        tasks.spawn(blobs::run(handle.clone()));
         tasks.spawn(keeper::keep_roster(handle.clone(), Arc::clone(&folder)));
         tasks.spawn(keeper::keep_certificate(handle.clone(), Arc::clone(&folder)));
         let cluster = Cluster { handle, tls, tasks, folder };
@@ -148,15 +173,19 @@ impl Cluster {
     /// The gRPC services of the peer listener. No fallback is set.
     pub fn peer_routes(&self) -> axum::Router {
         let admission = Admission::to(self.handle.clone());
-        let raft = RaftServer::new(RaftService::new(self.handle.leadership().raft().clone()))
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        let raft = self.handle.leadership().raft().map(|raft| {
+            RaftServer::new(RaftService::new(self.handle.clone(), raft.clone()))
+                .max_decoding_message_size(MAX_MESSAGE_BYTES)
+                .max_encoding_message_size(MAX_MESSAGE_BYTES)
+        });
         let peer = PeerServer::new(PeerService::new(self.handle.clone()))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         let enrol =
             EnrolServer::new(EnrolService::new(self.handle.clone())).max_decoding_message_size(MAX_ENROLMENT_BYTES);
-        let router = mount(axum::Router::new(), InterceptedService::new(raft, admission.clone()));
+        let router = raft
+            .into_iter()
+            .fold(axum::Router::new(), |router, raft| mount(router, InterceptedService::new(raft, admission.clone())));
         mount(mount(router, InterceptedService::new(peer, admission)), enrol)
     }
 
@@ -165,13 +194,14 @@ impl Cluster {
         Arc::clone(&self.tls)
     }
 
-    /// The Raft node itself, for tests that make snapshots and purge the log.
+    /// The Raft node itself, for tests that make snapshots and purge the log; none on a worker.
     #[doc(hidden)]
-    pub fn raft(&self) -> &raft::Raft {
+    pub fn raft(&self) -> Option<&raft::Raft> {
         self.handle.leadership().raft()
     }
 
     /// Lets this node apply nothing until it is called again, for tests of a state machine that stands still.
+    #[cfg(feature = "kill-points")]
     #[doc(hidden)]
     pub fn hold_applying(&self, held: bool) {
         self.handle.leadership().view().hold(held);
@@ -186,18 +216,29 @@ impl Cluster {
             () = session.removed() => Rejection::NodeRemoved { node: self.handle.node_id() }.to_string(),
             reason = session.fenced() => reason,
             reason = self.core_stopped() => format!("raft core stopped, the node must be started again: {reason}"),
+            reason = self.feed_stopped() => reason,
         }
     }
 
+    /// Waits for the metrics that change with roles and members, and for their end: those of the data change with each entry.
     async fn core_stopped(&self) -> String {
-        let mut metrics = self.handle.leadership().raft().metrics();
+        let Some(raft) = self.handle.leadership().raft() else { return std::future::pending().await };
+        let mut server = raft.server_metrics();
         loop {
-            if let Err(fatal) = &metrics.borrow_and_update().running_state {
+            let ended = server.changed().await.is_err();
+            if let Err(fatal) = &raft.metrics().borrow_watched().running_state {
                 return fatal.to_string();
             }
-            if metrics.changed().await.is_err() {
+            if ended {
                 return "raft core ended".to_owned();
             }
+        }
+    }
+
+    async fn feed_stopped(&self) -> String {
+        match self.handle.leadership().routes() {
+            Some(routes) => routes.stopped().await,
+            None => std::future::pending().await,
         }
     }
 
@@ -207,17 +248,23 @@ impl Cluster {
         self.tasks.shutdown().await;
         self.handle.blobs().pushes().stop().await;
         let leadership = self.handle.leadership();
-        leadership.log().stop_waiting();
-        if let Err(error) = leadership.raft().shutdown().await {
-            tracing::warn!(%error, "raft core did not end in order");
+        if let (Some(raft), Some(log)) = (leadership.raft(), leadership.log()) {
+            log.stop_waiting();
+            if let Err(error) = raft.shutdown().await {
+                tracing::warn!(%error, "raft core did not end in order");
+            }
+            log.close().await;
         }
-        leadership.log().close().await;
+        let finished = self.handle.finished().clone();
+        if let Err(error) = seams::blocking(move || finished.close()).await {
+            tracing::warn!(%error, "archive was not closed in order");
+        }
         drop(self.folder);
     }
 
     /// Makes the first node the cluster, once.
     async fn found(&self) -> Result<(), ClusterError> {
-        let raft = self.handle.leadership().raft();
+        let Some(raft) = self.handle.leadership().raft() else { return Ok(()) };
         let fatal = |reason: String| ClusterError::Fatal { reason };
         if self.handle.node_id() != FOUNDER || raft.is_initialized().await.map_err(|error| fatal(error.to_string()))? {
             return Ok(());
@@ -246,19 +293,49 @@ async fn start_raft(
 ) -> Result<Parts, ClusterError> {
     let log = LogStore::open(&folder.log())?;
     let (machine, view) = StateMachine::open(&folder.snapshots(), log.last_index())?;
-    credentials.roster().follow(view.clone());
-    let book = Arc::new(AddressBook::new(view.clone()));
-    for member in credentials.roster().members().nodes {
-        book.seed(member.id, &NodeAddresses { http: String::new(), peer: member.peer });
-    }
-    let peers = Arc::new(Peers::new(Arc::clone(&book), &identity.cluster_name, &credentials)?);
+    let peers = connect(&identity, &credentials, &view)?;
     let network = NetworkFactory::new(identity.node, Arc::clone(&peers));
     let config = raft::config(&identity.cluster_name);
     let raft = Raft::new(identity.node.0, config, network, log.clone(), machine)
         .await
         .map_err(|error| ClusterError::Fatal { reason: error.to_string() })?;
-    let http = peers::http_client(book, &credentials)?;
-    let leadership = Leadership::new(identity.node, raft, log, view);
+    let leadership = Leadership::new(identity.node, Seat::Member { raft, log }, view);
+    put_together(folder, identity, options, credentials, leadership, peers)
+}
+
+/// The parts of a node that keeps no log, and the write side of its state.
+fn start_worker(
+    folder: &Folder,
+    identity: Identity,
+    options: ClusterOptions,
+    credentials: Arc<Credentials>,
+) -> Result<(Parts, Replica), ClusterError> {
+    let (replica, view) = Replica::new();
+    let peers = connect(&identity, &credentials, &view)?;
+    let leadership = Leadership::new(identity.node, Seat::Worker(Arc::new(Routes::default())), view);
+    let parts = put_together(folder, identity, options, credentials, leadership, peers)?;
+    Ok((parts, replica))
+}
+
+/// The connections to other nodes, as far as those are known without the state.
+fn connect(identity: &Identity, credentials: &Arc<Credentials>, view: &StateView) -> Result<Arc<Peers>, ClusterError> {
+    credentials.roster().follow(view.clone());
+    let book = Arc::new(AddressBook::new(view.clone()));
+    for member in credentials.roster().members().nodes {
+        book.seed(member.id, &NodeAddresses { http: String::new(), peer: member.peer });
+    }
+    Peers::new(book, &identity.cluster_name, credentials).map(Arc::new)
+}
+
+fn put_together(
+    folder: &Folder,
+    identity: Identity,
+    options: ClusterOptions,
+    credentials: Arc<Credentials>,
+    leadership: Leadership,
+    peers: Arc<Peers>,
+) -> Result<Parts, ClusterError> {
+    let http = peers::http_client(Arc::clone(peers.book()), &credentials)?;
     let blobs = Blobs::new(blob_store(&folder.blobs())?);
     let signer = Signer::new(folder.authority(&credentials)?, options.certificate_life);
     Ok(Parts { identity, options, credentials, signer, leadership, peers, blobs, http })

@@ -4,9 +4,9 @@
 //! data/identity.json     who this node is; written last, so that a folder with it is complete
 //! data/joining.json      the request that a join repeats until it is answered
 //! data/tls/              authority.pem, node.pem, node.key, members.json; authority.key on voters
-//! data/log/owner         whose log it is
+//! data/log/owner         whose log it is; a worker has none
 //! data/blobs/            content that is too large for the log
-//! data/started           says that there was a log
+//! data/started           says that there was a log; not on a worker
 //! data/lock              held by the running process
 //! ```
 
@@ -59,6 +59,9 @@ pub struct Identity {
     pub node_name: String,
     /// Where it was reached when it became a member.
     pub addresses: NodeAddresses,
+    /// Whether it keeps no log, and is fed by the others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub worker: bool,
 }
 
 /// Founds a cluster in an empty data folder: makes its certificate authority, the keys of node 1 and its identity.
@@ -100,7 +103,7 @@ pub(crate) fn found_with(
     let key = certificates::make_key()?;
     let life = Life { now: wall_clock(), length: CERTIFICATE_LIFE };
     let certificate = authority.sign(CertificateRequest::of(&key)?, node, cluster_name, life)?;
-    let me = Member { id: node, key: Some(certificates::node_key(&key)), peer: addresses.peer.clone() };
+    let me = Member { id: node, key: Some(certificates::node_key(&key)), peer: addresses.peer.clone(), worker: false };
     folder.write_private("tls/node.key", key.serialize_pem().as_bytes())?;
     let identity = Identity {
         cluster: Uuid::now_v7(),
@@ -108,6 +111,7 @@ pub(crate) fn found_with(
         node,
         node_name: node_name.to_owned(),
         addresses,
+        worker: false,
     };
     prepare(&identity, &folder.snapshots())?;
     folder.keep_members(&Members { index: node.0, nodes: vec![me] })?;
@@ -200,7 +204,9 @@ impl Folder {
             );
             return Err(ClusterError::Foreign { path: data.to_owned(), reason });
         }
-        folder.claim(&identity)?;
+        if !identity.worker {
+            folder.claim(&identity)?;
+        }
         Ok((folder, identity, credentials))
     }
 

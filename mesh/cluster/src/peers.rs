@@ -29,6 +29,7 @@ use towline_proto::v1::{enrol_client::EnrolClient, peer_client::PeerClient, raft
 use crate::{
     ClusterError, PeerIdentity,
     certificates::{self, CertifiedNode},
+    coalesce::Coalesced,
     credentials::{self, Alpn, Credentials},
     fences::Fences,
     handle::ClusterHandle,
@@ -65,6 +66,8 @@ pub(crate) enum Lane {
     Blobs,
     /// Keep-alives and probes, which must not wait behind a large proposal.
     Session,
+    /// What a worker is fed.
+    Tail,
 }
 
 /// A channel that marks each call with the node it is meant for.
@@ -255,7 +258,7 @@ impl Dial {
             }
             let stream = TcpStream::connect(&address).await?;
             stream.set_nodelay(true)?;
-            let link: Box<dyn Link> = Box::new(self.tls.connect(self.name, stream).await?);
+            let link: Box<dyn Link> = Box::new(Coalesced::new(self.tls.connect(self.name, stream).await?));
             Ok(link)
         };
         let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("dial of {address} took {CONNECT_TIMEOUT:?}"));

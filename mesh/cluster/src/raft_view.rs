@@ -1,6 +1,6 @@
 //! What Raft itself says of the nodes. It never waits for the state, which may stand still when it is asked.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use openraft::{Instant as _, async_runtime::WatchReceiver as _};
 
@@ -20,9 +20,13 @@ pub(crate) struct RaftView {
 
 impl RaftView {
     pub(crate) fn of(cluster: &ClusterHandle) -> Self {
-        let raft = cluster.leadership().raft();
-        let metrics = raft.metrics().borrow_watched().clone();
-        Self { me: cluster.node_id().0, leads: raft.as_leader().is_ok(), metrics }
+        let me = cluster.node_id().0;
+        match cluster.leadership().raft() {
+            Some(raft) => {
+                Self { me, leads: raft.as_leader().is_ok(), metrics: raft.metrics().borrow_watched().clone() }
+            }
+            None => Self { me, leads: false, metrics: as_fed(cluster) },
+        }
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {
@@ -85,4 +89,18 @@ impl RaftView {
     fn last(&self) -> u64 {
         self.metrics.last_log_index.unwrap_or_default()
     }
+}
+
+/// What a worker, which has no Raft, would say if it had: what it has been told and has applied.
+fn as_fed(cluster: &ClusterHandle) -> Metrics {
+    let leadership = cluster.leadership();
+    let (term, leader) = leadership.term_and_leader();
+    let (last_applied, membership) = leadership.view().applied_membership();
+    let mut metrics = Metrics::new_initial(cluster.node_id().0);
+    metrics.current_term = term;
+    metrics.current_leader = leader.map(|leader| leader.0);
+    metrics.last_applied = last_applied;
+    metrics.cluster_committed = last_applied;
+    metrics.membership_config = Arc::new(membership);
+    metrics
 }

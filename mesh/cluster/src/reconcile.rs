@@ -81,7 +81,7 @@ fn voters_after(cluster: &ClusterHandle, change: &Change) -> Option<BTreeSet<u64
 }
 
 async fn make(cluster: &ClusterHandle, change: Change) -> Result<(), String> {
-    let raft = cluster.leadership().raft();
+    let raft = cluster.leadership().raft().ok_or("a worker is in no Raft group")?;
     let changed = match change {
         Change::Finish => raft.change_membership(ChangeMembers::AddVoterIds(BTreeSet::new()), true).await,
         Change::Learn(node, addresses) => raft.add_learner(node, addresses, false).await,
@@ -103,7 +103,8 @@ fn next_change(cluster: &ClusterHandle) -> Option<Change> {
     if raft.is_joint() {
         return Some(Change::Finish);
     }
-    let nodes: Vec<Wanted> = cluster.local(|state| state.nodes().map(Wanted::of).collect());
+    let nodes: Vec<Wanted> =
+        cluster.local(|state| state.nodes().filter(|node| node.keeps_log()).map(Wanted::of).collect());
     if let Some(new) = nodes.iter().find(|node| !raft.is_member(node.id)) {
         return Some(Change::Learn(new.id, new.addresses.clone()));
     }
@@ -191,7 +192,7 @@ fn waits_for_role(cluster: &ClusterHandle, raft: &RaftView, node: &Node) -> Opti
         leads: node.id == cluster.node_id(),
     });
     match (node.role, raft.voters().contains(&id)) {
-        (NodeRole::Voter, true) | (NodeRole::Learner, false) => None,
+        (NodeRole::Voter, true) | (NodeRole::Learner, false) | (NodeRole::Worker, _) => None,
         (NodeRole::Voter, false) => Some(waits_for_vote(seen, cluster.leadership().leader())),
         (NodeRole::Learner, true) => Some(keeps_vote(seen).to_owned()),
     }

@@ -57,6 +57,9 @@ pub(crate) struct Member {
     pub(crate) key: Option<NodeKey>,
     /// `host:port` of its peer listener.
     pub(crate) peer: String,
+    /// Whether it keeps no log, so that it can feed nobody.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) worker: bool,
 }
 
 impl Members {
@@ -65,6 +68,7 @@ impl Members {
             id: node.id,
             key: node.certificate.as_ref().map(|certificate| certificate.key.clone()),
             peer: node.addresses.peer.clone(),
+            worker: !node.keeps_log(),
         });
         Self { index: state.last().index, nodes: nodes.collect() }
     }
@@ -78,6 +82,7 @@ impl Members {
             id: member.id.0,
             key: member.key.as_ref().map(|key| key.0.clone()).unwrap_or_default(),
             peer: member.peer.clone(),
+            worker: member.worker,
         });
         v1::Roster { index: self.index, nodes: nodes.collect() }
     }
@@ -87,6 +92,7 @@ impl Members {
             id: NodeId(node.id),
             key: Some(NodeKey(node.key)).filter(|key| !key.0.is_empty()),
             peer: node.peer,
+            worker: node.worker,
         });
         Self { index: roster.index, nodes: nodes.collect() }
     }
@@ -164,6 +170,11 @@ impl Roster {
         }
     }
 
+    /// The members that keep no log, as far as this node knows.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = NodeId> {
+        self.members().nodes.into_iter().filter(|member| member.worker).map(|member| member.id)
+    }
+
     /// What is to be kept on disk, if that is more than is there.
     pub(crate) fn news(&self) -> Option<Members> {
         let members = self.members();
@@ -239,7 +250,7 @@ mod tests {
     }
 
     fn member(id: u64) -> Member {
-        Member { id: NodeId(id), key: Some(key(id)), peer: format!("127.0.0.1:{id}") }
+        Member { id: NodeId(id), key: Some(key(id)), peer: format!("127.0.0.1:{id}"), worker: false }
     }
 
     fn holder(node: u64, key: NodeKey) -> CertifiedNode {
@@ -283,7 +294,7 @@ mod tests {
 
     #[test]
     fn members_come_back_from_their_message() {
-        let members = Members { index: 9, nodes: vec![member(1), Member { key: None, ..member(2) }] };
+        let members = Members { index: 9, nodes: vec![member(1), Member { key: None, worker: true, ..member(2) }] };
         assert_eq!(Members::from_proto(members.to_proto()), members);
     }
 }

@@ -14,7 +14,10 @@ use futures::future::BoxFuture;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-pub use crate::wal::disk::{Disk, DiskFile, Space};
+pub use crate::{
+    blobs::disk::{BlobDisk, BlobFile},
+    wal::disk::{Disk, DiskFile, DiskReader, Space},
+};
 
 use crate::wal::disk::OsDisk;
 
@@ -45,8 +48,21 @@ pub trait Machine: Send + Sync + 'static {
     fn dial(&self, address: &str) -> Dialing;
     /// The disk of the log and of snapshots.
     fn disk(&self) -> Arc<dyn Disk>;
+    /// The same disk, for blobs.
+    fn blob_disk(&self) -> Arc<dyn BlobDisk>;
     /// How long the disk takes from the next write of the log until it is durable.
     fn sync_takes(&self) -> Duration;
+    /// How long the record of a task that has ended stays in memory.
+    fn archive_after(&self) -> Duration {
+        ARCHIVE_AFTER
+    }
+}
+
+const ARCHIVE_AFTER: Duration = Duration::from_millis(towline_core::limits::ARCHIVE_AFTER_MS);
+
+/// How long the record of a task that has ended stays in memory.
+pub(crate) fn archive_after() -> Duration {
+    simulated().map_or(ARCHIVE_AFTER, Machine::archive_after)
 }
 
 static SIMULATED: OnceLock<Box<dyn Machine>> = OnceLock::new();
@@ -64,7 +80,16 @@ pub(crate) fn simulated() -> Option<&'static dyn Machine> {
 
 /// The disk of this node's log and snapshots.
 pub(crate) fn disk() -> Arc<dyn Disk> {
+    #[cfg(feature = "kill-points")]
+    if let Some(ailing) = crate::wal::ailing::disk() {
+        return ailing;
+    }
     simulated().map_or_else(|| Arc::new(OsDisk) as Arc<dyn Disk>, Machine::disk)
+}
+
+/// The disk of this node's blobs.
+pub(crate) fn blob_disk() -> Arc<dyn BlobDisk> {
+    simulated().map_or_else(|| Arc::new(OsDisk) as Arc<dyn BlobDisk>, Machine::blob_disk)
 }
 
 /// Reads a clock of this node's machine.

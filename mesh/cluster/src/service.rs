@@ -1,33 +1,86 @@
 //! What this node answers other nodes on its peer listener, beside Raft: proposals, reads, keep-alives, spans, blobs, members.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use tonic::{Request, Response, Status, Streaming};
-use towline_core::{BootId, Command, NodeId, NodeRole, Principal, Proposal};
+use tonic::{Code, Request, Response, Status, Streaming};
+use towline_core::{BootId, Command, Node, NodeId, NodeRole, Principal, Proposal};
 use towline_proto::v1;
 use towline_trace::{Kind, Span, names};
 use uuid::Uuid;
 
 use crate::{
-    blobs,
-    handle::{ClusterHandle, TRACEPARENT},
+    blobs, finished,
+    handle::{Attempt, ClusterHandle, TRACEPARENT},
     leader::{ReadIndex, Written},
-    peers::{self, Caller},
+    peers::{self, Caller, Lane},
     roster::NotAdmitted,
+    routes::Way,
     sessions::KeepAlive,
+    tail::{self, TailStream, Tails},
     transfer, wire,
 };
 
 /// Longest wait that a proposer may ask for: its own deadline is shorter.
 const MAX_WAIT: Duration = Duration::from_secs(10);
+/// The leader's answer to a keep-alive that this node sent on: who asked waits a little longer.
+const SENT_ON_TIMEOUT: Duration = Duration::from_millis(250);
 /// Answers other nodes.
 pub(crate) struct PeerService {
     cluster: ClusterHandle,
+    tails: Arc<Tails>,
 }
 
 impl PeerService {
     pub(crate) fn new(cluster: ClusterHandle) -> Self {
-        Self { cluster }
+        Self { cluster, tails: Arc::default() }
+    }
+
+    /// Who asks: who called, or whom a voter called for.
+    fn asker(&self, caller: NodeId, route: Option<&v1::Route>) -> Result<NodeId, Status> {
+        let Some(asker) = route.map(|route| NodeId(route.caller)).filter(|asker| asker.0 > 0) else {
+            return Ok(caller);
+        };
+        let (vouches, is_removed) = self.cluster.local(|state| {
+            let vouches = |node: &Node| node.role == NodeRole::Voter && !node.leaving;
+            (state.node(caller).is_some_and(vouches), state.is_removed(asker))
+        });
+        if !vouches {
+            return Err(Status::failed_precondition(format!("node {caller} is no voter: it cannot call for another")));
+        }
+        if is_removed {
+            return Err(peers::refusal(&NotAdmitted::Removed { node: asker }));
+        }
+        Ok(asker)
+    }
+
+    /// The leader to send a call on to: none if it is not to be, or this node leads, or knows no leader. A call that was
+    /// sent on is not sent on again.
+    fn send_on_to(&self, route: Option<&v1::Route>) -> Option<NodeId> {
+        if !route.is_some_and(|route| route.send_on && route.caller == 0) || self.cluster.leadership().leads().is_some()
+        {
+            return None;
+        }
+        self.cluster.leadership().leader().filter(|leader| *leader != self.cluster.node_id())
+    }
+
+    /// Has the leader answer the keep-alive of another node.
+    async fn keep_alive_of(
+        &self,
+        asker: NodeId,
+        boot: bytes::Bytes,
+        leader: NodeId,
+    ) -> Result<v1::KeepAliveResponse, Status> {
+        let route = Some(v1::Route { send_on: false, caller: asker.0 });
+        let mut client = self.cluster.peers().peer(leader, Lane::Session);
+        let call = client.keep_alive(v1::KeepAliveRequest { boot, route });
+        match tokio::time::timeout(SENT_ON_TIMEOUT, call).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) if status.code() == Code::PermissionDenied => Err(status),
+            Ok(Err(_)) | Err(_) => {
+                use v1::keep_alive_response::Result;
+                Ok(v1::KeepAliveResponse { result: Some(Result::NotLeader(not_leader(None))) })
+            }
+        }
     }
 }
 
@@ -41,20 +94,40 @@ impl v1::peer_server::Peer for PeerService {
         let proposal = wire::decode_proposal(&request.proposal).map_err(|error| {
             Status::invalid_argument(format!("proposal of node {caller} is not understood: {error}"))
         })?;
-        if !may_forward(caller, &proposal) {
-            return Err(Status::permission_denied(format!("node {caller} may not propose this for {}", proposal.by)));
+        let asker = self.asker(caller, request.route.as_ref())?;
+        if !may_forward(asker, &proposal) {
+            return Err(Status::permission_denied(format!("node {asker} may not propose this for {}", proposal.by)));
         }
         let wait = Duration::from_millis(request.wait_ms.into()).min(MAX_WAIT);
         let trace = span.as_ref().map(Span::context);
-        let written = self.cluster.leadership().write(request.proposal, trace, wait).await;
+        let written = match self.send_on_to(request.route.as_ref()) {
+            None => self.cluster.leadership().write(request.proposal, trace, wait).await,
+            Some(leader) => {
+                let route = Some(v1::Route { send_on: false, caller: asker.0 });
+                match self.cluster.forward(leader, request.proposal, trace, wait, route).await {
+                    Attempt::Here(written) => written,
+                    Attempt::Unreached(_) => Written::NotLeader(None),
+                }
+            }
+        };
         if let (Some(span), Written::Unknown(reason) | Written::Unavailable(reason)) = (&mut span, &written) {
             span.fail(names::error::UNAVAILABLE, reason);
         }
         Ok(Response::new(v1::ProposeResponse { result: Some(propose_result(written)) }))
     }
 
-    async fn read_index(&self, _: Request<v1::ReadIndexRequest>) -> Result<Response<v1::ReadIndexResponse>, Status> {
-        let result = match self.cluster.leadership().read_index().await {
+    async fn read_index(
+        &self,
+        request: Request<v1::ReadIndexRequest>,
+    ) -> Result<Response<v1::ReadIndexResponse>, Status> {
+        let read = match self.send_on_to(request.get_ref().route.as_ref()) {
+            None => self.cluster.leadership().read_index().await,
+            Some(leader) => {
+                let asked = self.cluster.ask_read_index(Way::straight(leader)).await;
+                asked.unwrap_or(ReadIndex::NotLeader(None))
+            }
+        };
+        let result = match read {
             ReadIndex::At(index) => v1::read_index_response::Result::Index(index),
             ReadIndex::NotLeader(leader) => v1::read_index_response::Result::NotLeader(not_leader(leader)),
             ReadIndex::Stopped(reason) => return Err(Status::unavailable(format!("raft core has stopped: {reason}"))),
@@ -79,17 +152,23 @@ impl v1::peer_server::Peer for PeerService {
         let boot = Uuid::from_slice(&request.get_ref().boot)
             .map(BootId::from_uuid)
             .map_err(|_| Status::invalid_argument("boot is not a UUID"))?;
-        if let Some(fence) = self.cluster.peers().fences().of(caller) {
+        let request = request.into_inner();
+        let asker = self.asker(caller, request.route.as_ref())?;
+        if let Some(leader) = self.send_on_to(request.route.as_ref()) {
+            return self.keep_alive_of(asker, request.boot, leader).await.map(Response::new);
+        }
+        if let Some(fence) = self.cluster.peers().fences().of(asker) {
             let result = Some(Result::Fenced(Fenced { reason: fence.to_string() }));
             return Ok(Response::new(v1::KeepAliveResponse { result }));
         }
-        let answer = self.cluster.leader_sessions().keep_alive(self.cluster.leadership(), caller, boot);
+        let leadership = self.cluster.leadership();
+        let answer = self.cluster.leader_sessions().keep_alive(leadership, asker, boot);
         let result = match answer {
-            KeepAlive::Alive => Result::Alive(Alive {}),
+            KeepAlive::Alive => Result::Alive(Alive { applied: *leadership.view().applied().borrow() }),
             KeepAlive::Gone => Result::Gone(Gone {}),
             KeepAlive::Unsure => Result::Unsure(Unsure {}),
             KeepAlive::NotLeader(leader) => Result::NotLeader(not_leader(leader)),
-            KeepAlive::Removed => return Err(peers::refusal(&NotAdmitted::Removed { node: caller })),
+            KeepAlive::Removed => return Err(peers::refusal(&NotAdmitted::Removed { node: asker })),
         };
         Ok(Response::new(v1::KeepAliveResponse { result: Some(result) }))
     }
@@ -125,6 +204,7 @@ impl v1::peer_server::Peer for PeerService {
     }
 
     type GetBlobStream = blobs::ChunkStream;
+    type TailStream = TailStream;
 
     async fn get_blob(&self, request: Request<v1::GetBlobRequest>) -> Result<Response<Self::GetBlobStream>, Status> {
         blobs::get(&self.cluster, request.into_inner()).await.map(Response::new)
@@ -145,8 +225,20 @@ impl v1::peer_server::Peer for PeerService {
         Ok(Response::new(blobs::missing(&self.cluster)))
     }
 
+    type FinishedStream = finished::ChunkStream;
+
+    async fn finished(&self, request: Request<v1::FinishedRequest>) -> Result<Response<Self::FinishedStream>, Status> {
+        finished::serve(self.cluster.finished().clone(), request.into_inner()).map(Response::new)
+    }
+
     async fn members(&self, _: Request<v1::MembersRequest>) -> Result<Response<v1::Roster>, Status> {
         Ok(Response::new(self.cluster.roster().members().to_proto()))
+    }
+
+    async fn tail(&self, request: Request<v1::TailRequest>) -> Result<Response<Self::TailStream>, Status> {
+        let caller = caller(&request)?;
+        let after = request.into_inner().after.as_ref().map(wire::log_id_from_proto);
+        tail::serve(&self.cluster, &self.tails, caller, after).map(Response::new)
     }
 
     async fn authority_key(
@@ -180,7 +272,7 @@ fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
     }
     match &proposal.command {
         Command::NodeLost { node, .. } => *node == caller,
-        Command::Found { .. } | Command::AssignPending | Command::Sweep => false,
+        Command::Found { .. } | Command::AssignPending | Command::Sweep | Command::Archive { .. } => false,
         Command::Submit(_)
         | Command::Continue { .. }
         | Command::Cancel { .. }

@@ -38,8 +38,9 @@ use crate::{
     handle::{ClusterHandle, Registration},
     leader::{Leadership, ReadIndex, Written, wall_clock},
     membership::FOUNDER,
-    peers::Lane,
+    peers::{self, Lane},
     raft::{ELECTION_TIMEOUT_MAX_MS, RaftLeaderId, StateView, TypeConfig},
+    routes::{Detours, Routes, Way},
     seams::{Clock, read_clock},
 };
 
@@ -49,6 +50,9 @@ const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(250);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_millis(300);
 /// Pause after a keep-alive that was not answered well: a leader may be about to be elected.
 const KEEP_ALIVE_RETRY: Duration = Duration::from_millis(50);
+/// After so many keep-alives in a row that came to nothing every other one goes to another node than the leader that is known
+/// here. That one may be gone for good, and a node that was removed while it was away hears of no other leader.
+const ASK_OTHERS_AFTER: u32 = 3;
 /// How long a node acts after the sending of the last answered keep-alive.
 pub(crate) const SELF_STOP: Duration = Duration::from_millis(900);
 /// How long the leader counts a session after it answered. More than [`SELF_STOP`] by what work takes to stop.
@@ -178,7 +182,8 @@ impl WakeClock {
 impl LeaderSessions {
     /// Answers a keep-alive of a node.
     pub(crate) fn keep_alive(&self, leadership: &Leadership, node: NodeId, boot: BootId) -> KeepAlive {
-        let leader = match leadership.raft().as_leader() {
+        let Some(raft) = leadership.raft() else { return KeepAlive::NotLeader(leadership.leader()) };
+        let leader = match raft.as_leader() {
             Ok(leader) => leader,
             Err(forward) => return KeepAlive::NotLeader(forward.leader_id.map(NodeId)),
         };
@@ -325,7 +330,7 @@ pub(crate) async fn lead(cluster: ClusterHandle) {
         let before = boot_clock();
         tokio::time::sleep(TICK).await;
         let stalled = boot_clock().saturating_sub(before) > TICK + STALL;
-        let leader = cluster.leadership().raft().as_leader().ok().map(|leader| *leader.leader_id());
+        let leader = cluster.leadership().leads();
         if cluster.leader_sessions().observe(leader) {
             let Some(leader) = leader else { continue };
             catch_up(&cluster, leader).await;
@@ -399,7 +404,9 @@ async fn housekeeping(cluster: &ClusterHandle, done: &mut Done) {
     if assignable {
         own(leadership, Command::AssignPending).await;
     }
-    if leadership.log().has_room().is_err() && done.relieved.is_none_or(|at| at.elapsed() >= RELIEVE_EVERY) {
+    if leadership.log().is_some_and(|log| log.has_room().is_err())
+        && done.relieved.is_none_or(|at| at.elapsed() >= RELIEVE_EVERY)
+    {
         done.relieved = Some(Instant::now());
         tracing::warn!(node = %cluster.node_id(), "disk is full: leadership is handed over");
         cluster.hand_over().await;
@@ -542,20 +549,26 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
     let session = Arc::clone(cluster.own_session());
     let mut registration = session.registration.subscribe();
     let mut hint = None;
+    let mut unanswered = 0_u32;
+    let mut detours = Detours::default();
+    // Whether this node has applied its latest registration. Until then what it knows of its leases may be from before their
+    // end, and it must not act.
+    let mut is_current = true;
     loop {
         let registered = registration.wait_for(Option::is_some).await;
         let Ok(Some(current)) = registered.map(|registration| registration.clone()) else { return };
         let (sent, next) = (boot_clock(), Instant::now() + KEEP_ALIVE_EVERY);
-        let answer = match beat(&cluster, hint.take()).await {
+        let answer = match beat(&cluster, hint.take(), &mut detours, unanswered).await {
             Beat::Answered(answer) => answer,
             Beat::Fenced(reason) => return session.end_fenced(reason),
         };
+        unanswered = if answer == KeepAlive::NotLeader(None) { unanswered.saturating_add(1) } else { 0 };
         match answer {
-            KeepAlive::Alive => {
+            KeepAlive::Alive if is_current => {
                 session.renew(sent);
                 tokio::time::sleep_until(next).await;
             }
-            KeepAlive::Gone => match cluster.announce(&current).await {
+            KeepAlive::Alive | KeepAlive::Gone => match announce(&cluster, &current, &mut is_current).await {
                 Ok(()) => {}
                 // Its vote may still be needed to see it out: it goes on until the others refuse it.
                 Err(ProposeError::Rejected(Rejection::NodeRemoved { .. })) => {
@@ -570,11 +583,28 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
             KeepAlive::Removed => return session.end_for_good(),
             KeepAlive::NotLeader(other) => {
                 hint = other.filter(|other| *other != cluster.node_id());
+                if hint.is_none() {
+                    detours.want();
+                }
+                if unanswered >= ASK_OTHERS_AFTER && unanswered % 2 == 1 {
+                    hint = any_other(&cluster, unanswered / 2);
+                }
                 tokio::time::sleep(KEEP_ALIVE_RETRY).await;
             }
             KeepAlive::Unsure => tokio::time::sleep(KEEP_ALIVE_RETRY).await,
         }
     }
+}
+
+async fn announce(
+    cluster: &ClusterHandle,
+    registration: &Registration,
+    is_current: &mut bool,
+) -> Result<(), ProposeError> {
+    *is_current = false;
+    cluster.announce(registration).await?;
+    *is_current = true;
+    Ok(())
 }
 
 /// What came of one keep-alive.
@@ -585,24 +615,32 @@ enum Beat {
 }
 
 /// A node to ask where no leader is known: it may know one, or know that this node was removed. Each in turn.
-fn any_other(cluster: &ClusterHandle) -> Option<NodeId> {
+fn any_other(cluster: &ClusterHandle, turn: u32) -> Option<NodeId> {
     let me = cluster.node_id();
-    let others: Vec<NodeId> =
-        cluster.local(|state| state.nodes().map(|node| node.id).filter(|node| *node != me).collect());
-    let turn = boot_clock().as_millis() / KEEP_ALIVE_RETRY.as_millis();
+    let others: Vec<NodeId> = cluster
+        .local(|state| state.nodes().filter(|node| node.id != me && node.keeps_log()).map(|node| node.id).collect());
     let turn = usize::try_from(turn).unwrap_or_default().checked_rem(others.len())?;
     others.get(turn).copied()
 }
 
-async fn beat(cluster: &ClusterHandle, hint: Option<NodeId>) -> Beat {
+async fn beat(cluster: &ClusterHandle, hint: Option<NodeId>, detours: &mut Detours, unanswered: u32) -> Beat {
     let unknown = Beat::Answered(KeepAlive::NotLeader(None));
-    let Some(leader) = hint.or_else(|| cluster.leadership().leader()).or_else(|| any_other(cluster)) else {
+    let leader = hint.or_else(|| cluster.leadership().leader());
+    let routes = cluster.leadership().routes();
+    // A worker that is not fed does not know what it holds, and lets its session end.
+    if routes.is_some_and(|routes| routes.is_starved()) {
         return unknown;
+    }
+    let way = match routes {
+        Some(routes) => routes.way(leader, detours, || cluster.helpers(routes)),
+        None => leader.or_else(|| any_other(cluster, unanswered)).map(Way::straight),
     };
+    let Some(Way { node: leader, send_on }) = way else { return unknown };
     if leader == cluster.node_id() {
         return Beat::Answered(cluster.leader_sessions().keep_alive(cluster.leadership(), leader, cluster.boot()));
     }
-    let request = v1::KeepAliveRequest { boot: cluster.boot().as_uuid().as_bytes().to_vec().into() };
+    let route = send_on.then_some(v1::Route { send_on, caller: 0 });
+    let request = v1::KeepAliveRequest { boot: cluster.boot().as_uuid().as_bytes().to_vec().into(), route };
     let mut client = cluster.peers().peer(leader, Lane::Session);
     let answer = tokio::time::timeout(KEEP_ALIVE_TIMEOUT, client.keep_alive(request)).await;
     let answer = match answer {
@@ -610,16 +648,38 @@ async fn beat(cluster: &ClusterHandle, hint: Option<NodeId>) -> Beat {
         Ok(Err(status)) if status.code() == tonic::Code::PermissionDenied => {
             return Beat::Answered(KeepAlive::Removed);
         }
-        Ok(Err(_)) | Err(_) => return unknown,
+        Ok(Err(status)) => {
+            not_reached(routes, leader, send_on, peers::never_sent(&status));
+            return unknown;
+        }
+        Err(_) => {
+            not_reached(routes, leader, send_on, false);
+            return unknown;
+        }
     };
     Beat::Answered(match answer.into_inner().result {
-        Some(v1::keep_alive_response::Result::Alive(_)) => KeepAlive::Alive,
+        Some(v1::keep_alive_response::Result::Alive(alive)) => {
+            if let Some(routes) = routes {
+                routes.told(alive.applied);
+                if !send_on {
+                    routes.confirm(leader);
+                }
+            }
+            KeepAlive::Alive
+        }
         Some(v1::keep_alive_response::Result::Gone(_)) => KeepAlive::Gone,
         Some(v1::keep_alive_response::Result::Unsure(_)) => KeepAlive::Unsure,
         Some(v1::keep_alive_response::Result::NotLeader(other)) => KeepAlive::NotLeader(other.leader.map(NodeId)),
         Some(v1::keep_alive_response::Result::Fenced(fenced)) => return Beat::Fenced(fenced.reason),
         None => KeepAlive::NotLeader(None),
     })
+}
+
+/// A worker goes around a leader that it does not reach.
+fn not_reached(routes: Option<&Arc<Routes>>, node: NodeId, send_on: bool, surely: bool) {
+    if let Some(routes) = routes.filter(|_| !send_on) {
+        routes.not_reached(node, surely);
+    }
 }
 
 #[cfg(test)]
@@ -634,7 +694,7 @@ mod tests {
 
     fn registered() -> OwnSession {
         let session = OwnSession::default();
-        session.set_registration(Registration { capacity: 1, agents: Vec::new() });
+        session.set_registration(Registration { capacity: 1, agents: Vec::new(), labels: towline_core::Labels::new() });
         session
     }
 

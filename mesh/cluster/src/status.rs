@@ -48,12 +48,21 @@ pub struct ClusterStatus {
     /// How many of them this node does not hold yet, when it looked last.
     #[serde(default)]
     pub contents_missing: usize,
+    /// How many finished tasks have their records in the archive.
+    #[serde(default)]
+    pub archived: usize,
+    /// How many of these records this node does not have, when it looked last.
+    #[serde(default)]
+    pub archived_missing: usize,
     /// What a change of the voters waits for, if it waits for the content of tasks; only the leader knows.
     #[serde(default)]
     pub waits_for_content: Option<String>,
     /// What stands in the way of renewing the certificate of this node.
     #[serde(default)]
     pub certificate_trouble: Option<String>,
+    /// Which node feeds this one, if it is a worker and fed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fed_by: Option<NodeId>,
 }
 
 /// One node of the cluster.
@@ -63,7 +72,7 @@ pub struct MemberStatus {
     pub id: NodeId,
     /// Its name.
     pub name: String,
-    /// Voter or learner, as it was enrolled.
+    /// Voter, learner or worker, as it was enrolled or made since.
     pub role: NodeRole,
     /// Whether it counts for every quorum that may decide at this moment: a voter is a learner until it has caught up, and
     /// the change that makes it one is committed.
@@ -130,6 +139,8 @@ pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
     let members: Vec<MemberStatus> = cluster.local(|state| {
         state.nodes().map(|node| member(node, state.load_of(node.id), cluster, &raft, &quorums)).collect()
     });
+    // A worker hears of what is committed from the leader.
+    let told = cluster.leadership().routes().map_or(0, |routes| routes.leader_applied());
     ClusterStatus {
         cluster: cluster.cluster_name(),
         node: cluster.node_id(),
@@ -138,14 +149,17 @@ pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
         quorum: quorums.words(&members),
         notes: notes(cluster, &members, &quorums),
         members,
-        committed: metrics.cluster_committed.map_or(0, |log_id| log_id.index),
+        committed: metrics.cluster_committed.map_or(0, |log_id| log_id.index).max(told),
         applied: metrics.last_applied.map_or(0, |log_id| log_id.index),
         disk: disk(cluster),
         late_results: cluster.local(towline_core::State::late_results),
         contents: cluster.local(towline_core::State::named_blob_count),
         contents_missing: cluster.blobs().missing(),
+        archived: cluster.local(towline_core::State::archived_count),
+        archived_missing: cluster.finished().missing_count(),
         waits_for_content: cluster.blobs().waiting(),
         certificate_trouble: cluster.trouble().get(),
+        fed_by: cluster.fed_by(),
     }
 }
 
@@ -241,6 +255,7 @@ fn notes(cluster: &ClusterHandle, members: &[MemberStatus], quorums: &Quorums) -
     let mut notes: Vec<String> = members.iter().filter_map(|member| note_of(member, members, quorums)).collect();
     if members.len() > 1 {
         notes.extend(cluster.local(lonely_agents));
+        notes.extend(cluster.local(workers));
     }
     notes
 }
@@ -263,18 +278,34 @@ fn note_of(member: &MemberStatus, members: &[MemberStatus], quorums: &Quorums) -
     if member.draining {
         return Some(format!("{who} is drained and has no tasks: it can be stopped"));
     }
+    if member.role == NodeRole::Worker {
+        return None;
+    }
     let is_learner = member.role == NodeRole::Learner && !member.voting;
     is_learner.then(|| format!("{who} is a learner: it holds the log and runs tasks, and its loss changes no quorum"))
+}
+
+/// The workers, which may be many, in one sentence.
+fn workers(state: &State) -> Option<String> {
+    let workers: Vec<&Node> = state.nodes().filter(|node| !node.keeps_log()).collect();
+    let up = workers.iter().filter(|node| node.health == NodeHealth::Up).count();
+    let noun = if workers.len() == 1 { "worker" } else { "workers" };
+    let text = || format!("{} {noun}, {up} up: they run tasks, keep no log and count for no quorum", workers.len());
+    (!workers.is_empty()).then(text)
 }
 
 /// Agents whose tasks would wait if one more node were lost.
 fn lonely_agents(state: &State) -> Vec<String> {
     let hosts = |agent: &Agent| -> Vec<NodeId> {
+        let fits = |node: &&Node| !state.all_know_labels() || node.has_labels(&agent.spec.labels);
         let hosts = state.nodes().filter(|node| node.takes_tasks() && node.declares.contains(&agent.spec.name));
-        hosts.map(|node| node.id).collect()
+        hosts.filter(fits).map(|node| node.id).collect()
     };
     let words = |agent: &Agent| match hosts(agent)[..] {
-        [] => Some(format!("no node takes tasks of agent {}: they wait", agent.spec.name)),
+        [] => {
+            let lacks = state.what_lacks(&agent.spec.name).map_or_else(String::new, |lacks| format!(" for {lacks}"));
+            Some(format!("no node takes tasks of agent {}: they wait{lacks}", agent.spec.name))
+        }
         [only] => Some(format!("only node {only} takes tasks of agent {}: without it they wait", agent.spec.name)),
         _ => None,
     };
@@ -282,7 +313,9 @@ fn lonely_agents(state: &State) -> Vec<String> {
 }
 
 fn disk(cluster: &ClusterHandle) -> DiskStatus {
-    let log = cluster.leadership().log();
+    let Some(log) = cluster.leadership().log() else {
+        return DiskStatus { health: DiskHealth::Ok, detail: "this worker keeps no log".to_owned() };
+    };
     match log.health() {
         LogHealth::Ok => DiskStatus { health: DiskHealth::Ok, detail: "log is written".to_owned() },
         LogHealth::Full => {

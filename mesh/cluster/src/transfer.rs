@@ -124,7 +124,7 @@ impl ClusterHandle {
     }
 
     async fn hand_over_to(&self, successor: NodeId) -> bool {
-        let raft = self.leadership().raft();
+        let Some(raft) = self.leadership().raft() else { return false };
         self.leader_sessions().hand_over();
         if let Err(error) = raft.trigger().transfer_leader(successor.0).await {
             tracing::warn!(%error, "leadership was not handed over");
@@ -211,6 +211,7 @@ fn unwanted(state: &State, node: NodeId) -> Option<String> {
     match node.role {
         NodeRole::Voter => None,
         NodeRole::Learner => Some(format!("node {id} is a learner: `towline cluster promote {id}` first")),
+        NodeRole::Worker => Some(format!("node {id} is a worker: it keeps no log, and never leads")),
     }
 }
 

@@ -19,11 +19,15 @@
 //!
 //! A full disk is waited for, with everything kept; a failed `fdatasync` or any other failed write is final.
 
+#[cfg(feature = "kill-points")]
+pub(crate) mod ailing;
 pub(crate) mod disk;
 mod record;
 mod recovery;
 #[cfg(test)]
 mod tests;
+#[cfg(any(test, feature = "kill-points"))]
+pub(crate) mod through;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -263,7 +267,12 @@ impl LogThread {
     /// The same in the time of a simulated machine, which may stop between a write and its sync.
     async fn run_on(mut self, machine: &'static dyn Machine) {
         while let Some(first) = self.jobs.recv().await {
-            let run = self.begin(first);
+            let mut run = self.begin(first);
+            while matches!(run.written, Err((io::ErrorKind::StorageFull, _))) && self.failed.is_none() {
+                tokio::time::sleep(FULL_DISK_RETRY).await;
+                // What was staged is still there.
+                run.written = self.perform(&[], false);
+            }
             if run.must_sync {
                 tokio::time::sleep(machine.sync_takes()).await;
             }
@@ -333,6 +342,7 @@ impl LogThread {
                 self.watched.set(LogHealth::Ok);
                 Ok(())
             }
+            Err(error) if is_full(&error) && self.watched.waits_elsewhere() => Err((error.kind(), error.to_string())),
             Err(error) => {
                 let failure = (error.kind(), format!("write the log in {}: {error}", self.writer.dir.display()));
                 tracing::error!(error = failure.1, "log can no longer be written");
@@ -359,8 +369,16 @@ impl Watched {
             return false;
         }
         self.set(LogHealth::Full);
+        if self.waits_elsewhere() {
+            return false;
+        }
         thread::sleep(FULL_DISK_RETRY);
         true
+    }
+
+    /// On a simulated machine the log waits where time passes.
+    fn waits_elsewhere(&self) -> bool {
+        seams::simulated().is_some() && !self.stop_waiting.load(Ordering::Relaxed)
     }
 }
 

@@ -23,7 +23,9 @@ const ENTRY_FORMAT: u32 = 1;
 const SNAPSHOT_FORMAT: u32 = 1;
 const SNAPSHOT_MARK: [u8; 8] = *b"TOWLSNAP";
 /// mark(8) | format(4) | length of meta(4) | checksum(32)
-const SNAPSHOT_HEADER: usize = 48;
+pub(crate) const SNAPSHOT_HEADER: usize = 48;
+/// A payload below this is copied out of the buffer that it came in; a larger one is most of it.
+const OWNED_BELOW: usize = 4 * 1024;
 /// A larger proposal is refused: with its envelope it has to fit into one frame between nodes, which is 8 MiB.
 pub const MAX_PROPOSAL_BYTES: usize = 6 * 1024 * 1024;
 
@@ -134,7 +136,7 @@ impl LoggedProposal {
     /// When it is too large for a frame between nodes.
     pub fn from_known(at: Timestamp, trace: Option<TraceContext>, payload: Bytes) -> Result<Self, WireError> {
         check_proposal_size(&payload)?;
-        Ok(Self { at, trace, payload })
+        Ok(Self { at, trace, payload: own(payload) })
     }
 
     /// Decodes the proposal.
@@ -267,7 +269,14 @@ fn logged_to_proto(logged: &LoggedProposal) -> v1::LoggedProposal {
 
 /// A traceparent that is malformed is dropped: a trace is never a reason to refuse an entry.
 fn logged_from_proto(logged: v1::LoggedProposal) -> LoggedProposal {
-    LoggedProposal { at: Timestamp(logged.at_ms), trace: logged.traceparent.parse().ok(), payload: logged.proposal }
+    let payload = own(logged.proposal);
+    LoggedProposal { at: Timestamp(logged.at_ms), trace: logged.traceparent.parse().ok(), payload }
+}
+
+/// Takes a small payload out of the buffer that it was received in, which has 8 KiB and would stay in memory for as long as
+/// the entry does.
+fn own(payload: Bytes) -> Bytes {
+    if payload.len() < OWNED_BELOW { Bytes::copy_from_slice(&payload) } else { payload }
 }
 
 /// A proposal in the log whose bytes nobody has checked.
@@ -359,10 +368,7 @@ pub fn snapshot_meta_from_proto(meta: v1::SnapshotMeta) -> Result<RaftSnapshotMe
 /// When the state holds something that MessagePack cannot express.
 pub(crate) fn encode_snapshot(meta: &RaftSnapshotMeta, state: &State) -> Result<Bytes, WireError> {
     let meta = snapshot_meta_to_proto(meta).encode_to_vec();
-    let mut file = vec![0; SNAPSHOT_HEADER];
-    file[..8].copy_from_slice(&SNAPSHOT_MARK);
-    file[8..12].copy_from_slice(&SNAPSHOT_FORMAT.to_le_bytes());
-    file[12..16].copy_from_slice(&length_of(&meta).to_le_bytes());
+    let mut file = snapshot_header(&meta).to_vec();
     file.extend_from_slice(&meta);
     let mut serializer = rmp_serde::Serializer::new(&mut file).with_struct_map();
     state.serialize(&mut serializer).map_err(|source| WireError::Encode { what: "state", source })?;
@@ -380,17 +386,31 @@ pub(crate) fn decode_snapshot(file: &Bytes) -> Result<(RaftSnapshotMeta, State),
     Ok((decode_meta(meta)?, decode("state", &state)?))
 }
 
-/// What a snapshot covers.
-///
-/// # Errors
-/// When it is damaged, or a newer version made it.
-pub(crate) fn decode_snapshot_meta(file: &Bytes) -> Result<RaftSnapshotMeta, WireError> {
-    check_snapshot(file).and_then(|(meta, _)| decode_meta(meta))
-}
-
 fn decode_meta(meta: Bytes) -> Result<RaftSnapshotMeta, WireError> {
     let meta = v1::SnapshotMeta::decode(meta);
     snapshot_meta_from_proto(meta.map_err(|source| WireError::Envelope { what: "snapshot meta", source })?)
+}
+
+/// The header of a snapshot, without its checksum.
+pub(crate) fn snapshot_header(meta: &[u8]) -> [u8; SNAPSHOT_HEADER] {
+    let mut header = [0; SNAPSHOT_HEADER];
+    header[..8].copy_from_slice(&SNAPSHOT_MARK);
+    header[8..12].copy_from_slice(&SNAPSHOT_FORMAT.to_le_bytes());
+    header[12..16].copy_from_slice(&length_of(meta).to_le_bytes());
+    header
+}
+
+/// Checks the header of a snapshot, and returns the length of its meta.
+pub(crate) fn snapshot_meta_length(header: &[u8]) -> Result<usize, WireError> {
+    const WHAT: &str = "snapshot";
+    if header.len() < SNAPSHOT_HEADER || header[..8] != SNAPSHOT_MARK {
+        return Err(WireError::Mark { what: WHAT });
+    }
+    let found = u32_at(header, 8);
+    if found != SNAPSHOT_FORMAT {
+        return Err(WireError::Format { message: WHAT, found, known: SNAPSHOT_FORMAT });
+    }
+    Ok(u32_at(header, 12) as usize)
 }
 
 /// Checks the header and checksum of a snapshot, and returns the encoded meta and state.
@@ -399,17 +419,11 @@ fn decode_meta(meta: Bytes) -> Result<RaftSnapshotMeta, WireError> {
 /// When it is damaged, or a newer version made it.
 pub(crate) fn check_snapshot(file: &Bytes) -> Result<(Bytes, Bytes), WireError> {
     const WHAT: &str = "snapshot";
-    if file.len() < SNAPSHOT_HEADER || file[..8] != SNAPSHOT_MARK {
-        return Err(WireError::Mark { what: WHAT });
-    }
-    let found = u32_at(file, 8);
-    if found != SNAPSHOT_FORMAT {
-        return Err(WireError::Format { message: WHAT, found, known: SNAPSHOT_FORMAT });
-    }
+    let meta_length = snapshot_meta_length(file)?;
     if snapshot_checksum(file).as_bytes()[..] != file[16..SNAPSHOT_HEADER] {
         return Err(WireError::Checksum { what: WHAT });
     }
-    let state_at = SNAPSHOT_HEADER + u32_at(file, 12) as usize;
+    let state_at = SNAPSHOT_HEADER + meta_length;
     if state_at > file.len() {
         return Err(WireError::Missing { message: WHAT, field: "state" });
     }

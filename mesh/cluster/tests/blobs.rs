@@ -118,6 +118,7 @@ async fn what_nothing_names_is_removed_a_day_after_it_was_written() {
         file.set_modified(UNIX_EPOCH + Duration::from_secs(1)).unwrap();
     }
     let path = |hash| file(cluster.nodes[0].data(), hash);
+    handle.keep_unnamed_for(Duration::ZERO);
     wait_until("the old one to be removed", || !path(old).exists()).await;
     assert!(path(fresh).exists(), "it may be about to be named");
     assert!(path(named).exists(), "it is named");

@@ -161,7 +161,7 @@ async fn a_node_that_was_away_learns_of_a_newer_leader_from_members_that_it_know
     cluster.join(at, NodeRole::Voter).await;
     cluster.wait_for_voters(4).await;
     let (newer, leader) = (cluster.nodes[3].id(), cluster.leader().await);
-    let raft = cluster.nodes[leader].cluster().raft().clone();
+    let raft = cluster.nodes[leader].cluster().raft().unwrap().clone();
     raft.trigger().transfer_leader(newer.0).await.unwrap();
     wait_until("the newer node to lead", || cluster.nodes[at].handle().status().leader == Some(newer)).await;
 

@@ -69,8 +69,9 @@ async fn a_closed_log_refuses_what_comes_later() {
 #[tokio::test]
 async fn a_damaged_snapshot_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut state, _) = StateMachine::open(dir.path(), 0).unwrap();
+    let (mut state, view) = StateMachine::open(dir.path(), 0).unwrap();
     build_snapshot(&mut state).await;
+    drop((state, view));
     let file = dir.path().join("state.snapshot");
     let mut bytes = std::fs::read(&file).unwrap();
     let middle = bytes.len() / 2;

@@ -357,8 +357,10 @@ fn registration() -> Registration {
         description: String::new(),
         placement: Placement::EveryNode,
         tags: Vec::new(),
+        queue: None,
+        labels: towline_core::Labels::new(),
     };
-    Registration { capacity: 8, agents: vec![agent] }
+    Registration { capacity: 8, agents: vec![agent], labels: towline_core::Labels::new() }
 }
 
 fn fresh_task() -> TaskId {
@@ -406,6 +408,7 @@ async fn propose_task(handle: &ClusterHandle, message: &str, text: &str, task: T
         hop: 0,
         deadline_ms: None,
         trace,
+        most_open: None,
     };
     let command = Command::Submit(Box::new(submission));
     handle.propose(Proposal { by: Principal::Operator, command }, Some(&trace)).await

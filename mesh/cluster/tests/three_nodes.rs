@@ -71,7 +71,7 @@ async fn a_voter_on_an_old_copy_of_its_folder_is_fenced_off_and_the_leader_goes_
     copy_folder(copy.path(), cluster.nodes[old].data());
     cluster.nodes[old].start().await;
     let returned = cluster.nodes[old].handle();
-    let registration = Registration { capacity: 1, agents: Vec::new() };
+    let registration = Registration { capacity: 1, agents: Vec::new(), labels: towline_core::Labels::new() };
     let registering = tokio::spawn(async move { returned.register(registration).await });
     let told = tokio::time::timeout(PATIENCE, cluster.nodes[old].cluster().fatal()).await.unwrap();
 
@@ -200,7 +200,7 @@ async fn a_node_that_was_away_for_longer_than_the_log_reaches_back_gets_a_snapsh
         writer.propose(submit(new_task(), writer.node_id()), None).await.unwrap();
     }
     let last = writer.status().applied;
-    let raft = cluster.nodes[leader].cluster().raft().clone();
+    let raft = cluster.nodes[leader].cluster().raft().unwrap().clone();
     raft.trigger().snapshot().await.unwrap();
     wait_until("a snapshot", || snapshot_index(&raft) >= Some(last)).await;
     raft.trigger().purge_log(last).await.unwrap();
@@ -210,7 +210,7 @@ async fn a_node_that_was_away_for_longer_than_the_log_reaches_back_gets_a_snapsh
 
     let state = cluster.settled_state().await;
     assert_eq!(tasks_in(&state), 50);
-    assert!(snapshot_index(cluster.nodes[away].cluster().raft()) >= Some(last));
+    assert!(snapshot_index(cluster.nodes[away].cluster().raft().unwrap()) >= Some(last));
 
     // What was installed is what the node starts from.
     cluster.nodes[away].stop().await;

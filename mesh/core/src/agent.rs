@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-use crate::{AgentName, NodeId};
+use crate::{AgentName, Labels, NodeId};
 
 /// On how many of the nodes that declare an agent it is placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +26,12 @@ pub struct AgentSpec {
     /// Tags of its skill on the agent card.
     #[serde(default)]
     pub tags: Vec<String>,
+    /// Most of its tasks that have not ended; none means [`crate::limits::MAX_OPEN_TASKS_PER_AGENT`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<u32>,
+    /// It runs only on nodes that have all of these.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// An agent, as the nodes declared it.

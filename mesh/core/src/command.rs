@@ -3,10 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, LateReport, Message, NodeAddresses, NodeCertificate,
-    NodeId, NodeRole, OwnerReport, Principal, Resolve, StepNo, Submission, TaskId, TaskState, TraceContext,
-    doubt::listed,
+    AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, Labels, LateReport, Message, NodeAddresses,
+    NodeCertificate, NodeId, NodeRole, OwnerReport, Principal, Resolve, StepNo, Submission, TaskId, TaskState,
+    TraceContext, doubt::listed,
 };
+
+mod questions;
 
 /// A command, and who stands behind it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -78,6 +80,9 @@ pub enum Command {
         capacity: u32,
         /// The agents that its configuration declares.
         agents: Vec<AgentSpec>,
+        /// What its configuration calls it; none from an earlier version, which knows of no labels.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        labels: Option<Labels>,
     },
     /// The session of a node ended: proposed by the leader, or by the node itself when it stops in order.
     NodeLost {
@@ -136,6 +141,11 @@ pub enum Command {
         value: String,
         /// Orders the words about one key: one that is not above what the key has seen changes nothing.
         version: u64,
+    },
+    /// Records of tasks that have ended leave the state for the archive of each node.
+    Archive {
+        /// The tasks; those that have not ended, or are not here, stay as they are.
+        tasks: Vec<TaskId>,
     },
 }
 
@@ -393,6 +403,24 @@ pub enum Rejection {
     /// A node that is not a member.
     #[error("node {node} is not a member of this cluster: `towline cluster status` lists its nodes")]
     UnknownNode {
+        /// The node.
+        node: NodeId,
+    },
+    /// A worker cannot be given a log.
+    #[error(
+        "node {node} is a worker and keeps no log, so it cannot become a voter or learner: take it out with `towline cluster \
+         remove {node}`, and join it with an empty data folder and a token of `towline cluster join-token --role voter` (or learner)"
+    )]
+    IsWorker {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node that keeps the log stays one that does.
+    #[error(
+        "node {node} keeps the log, so it cannot become a worker: take it out with `towline cluster remove {node}`, and join it \
+         with an empty data folder and a token of `towline cluster join-token --role worker`"
+    )]
+    IsNoWorker {
         /// The node.
         node: NodeId,
     },

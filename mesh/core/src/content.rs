@@ -73,6 +73,11 @@ impl Part {
         }
     }
 
+    fn extra_size(&self) -> usize {
+        let name = |name: &Option<String>| name.as_ref().map_or(0, String::len);
+        json_size(&self.metadata) + name(&self.media_type) + name(&self.filename)
+    }
+
     /// The blob that it names, if it does.
     pub fn blob(&self) -> Option<&Blob> {
         match &self.content {
@@ -117,6 +122,13 @@ impl Message {
         self.parts.iter().map(Part::size).sum()
     }
 
+    /// Bytes of what it says beside the content of its parts: metadata, media types, names of files, extensions, references.
+    pub fn extra_size(&self) -> usize {
+        let lengths = |texts: &[String]| texts.iter().map(String::len).sum::<usize>();
+        let parts: usize = self.parts.iter().map(Part::extra_size).sum();
+        json_size(&self.metadata) + lengths(&self.extensions) + lengths(&self.reference_task_ids) + parts
+    }
+
     /// The blobs that its parts name.
     pub fn blobs(&self) -> impl Iterator<Item = &Blob> {
         self.parts.iter().filter_map(Part::blob)
@@ -152,9 +164,9 @@ pub struct Artifact {
 }
 
 impl Artifact {
-    /// All text parts, joined by line breaks.
+    /// All text parts, one right after the other: the chunks of a stream stay parts on servers that do not join them.
     pub fn text(&self) -> String {
-        join_text(&self.parts)
+        texts(&self.parts).collect()
     }
 
     /// Appends the parts of a chunk. A text part that follows plain text extends it, so that concatenating the chunks
@@ -177,13 +189,32 @@ impl Artifact {
     }
 }
 
+/// Bytes of metadata as JSON, about: without what stands between the pairs.
+fn json_size(metadata: &Metadata) -> usize {
+    metadata.iter().map(|(name, value)| name.len() + value.to_string().len()).sum()
+}
+
 fn join_text(parts: &[Part]) -> String {
-    let texts: Vec<&str> = parts
-        .iter()
-        .filter_map(|part| match &part.content {
-            Content::Text(text) => Some(text.as_str()),
-            Content::Raw(_) | Content::Url(_) | Content::Data(_) | Content::Blob(_) => None,
-        })
-        .collect();
-    texts.join("\n")
+    texts(parts).collect::<Vec<_>>().join("\n")
+}
+
+fn texts(parts: &[Part]) -> impl Iterator<Item = &str> {
+    parts.iter().filter_map(|part| match &part.content {
+        Content::Text(text) => Some(text.as_str()),
+        Content::Raw(_) | Content::Url(_) | Content::Data(_) | Content::Blob(_) => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chunks_of_an_artifact_are_one_text_and_the_parts_of_a_message_are_lines() {
+        let parts = vec![Part::text("A rope is "), Part::data(serde_json::json!(1)), Part::text("a line.")];
+        let artifact =
+            Artifact { artifact_id: "a".into(), name: None, description: None, parts, metadata: Metadata::new() };
+        assert_eq!(artifact.text(), "A rope is a line.");
+        assert_eq!(join_text(&artifact.parts), "A rope is \na line.");
+    }
 }

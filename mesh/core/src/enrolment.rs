@@ -11,6 +11,8 @@ pub enum NodeRole {
     Voter,
     /// Receives the log, and does not vote.
     Learner,
+    /// Is fed by the others and keeps no log; for as long as it is a member.
+    Worker,
 }
 
 /// A token that was made and not yet swept. Only the hash of its secret is kept.
@@ -39,6 +41,9 @@ pub struct Enrolment {
     /// none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<NodeKey>,
+    /// Whether its version knows of workers and labels. One that an earlier version logged says nothing of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub knows_labels: bool,
 }
 
 /// The public key of a node, as the hash of it in hex. A node keeps its key for as long as it is a member.

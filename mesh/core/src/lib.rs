@@ -13,6 +13,7 @@
 
 mod agent;
 mod blob;
+mod chunked;
 mod command;
 mod content;
 mod digest;
@@ -48,9 +49,9 @@ pub use journal::{
     Asked, Doubt, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage,
 };
 pub use lease::{Epoch, Lease, Stamp, Timestamp};
-pub use node::{Draining, Node, NodeAddresses, NodeHealth};
+pub use node::{Draining, Labels, Node, NodeAddresses, NodeHealth};
 pub use note::Note;
 pub use principal::Principal;
-pub use state::{Founder, ListFilter, State, TaskPage};
+pub use state::{Founder, ListFilter, Listing, Record, Row, State, Stub, TaskPage};
 pub use task::{Adoption, OwnerReport, OwnerWord, ParentLink, Submission, Task, TaskState, TaskStatus, Turn};
 pub use trace_context::{InvalidTraceContext, TraceContext};

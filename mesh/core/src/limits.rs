@@ -10,12 +10,20 @@ pub const MAX_PARTS: usize = 256;
 /// peers accept in one frame.
 pub const MAX_CONTENT_BYTES: usize = 4 * 1024 * 1024;
 
-/// Most tasks of one agent that are not terminal: beyond it a submission is refused, since every waiting task costs
+/// Most bytes of a message beside the content of its parts: metadata, media types, names of files, extensions, references. It is
+/// not counted as content, and every listing shows it.
+pub const MAX_METADATA_BYTES: usize = 64 * 1024;
+
+/// Most tasks of one agent that are not terminal, if its declaration asks for no shorter queue: beyond it a submission is refused, since every waiting task costs
 /// memory on each node.
 pub const MAX_OPEN_TASKS_PER_AGENT: usize = 10_000;
 
 /// Most tasks that are not terminal, over all agents.
 pub const MAX_OPEN_TASKS: usize = 50_000;
+
+/// Most tasks of one principal that are not terminal, without those that its tasks delegate, unless the node that takes the
+/// request says otherwise: one caller does not fill the list that all share.
+pub const MAX_OPEN_TASKS_PER_PRINCIPAL: usize = 10_000;
 
 /// Most tasks that one node holds a lease of: beyond it they wait in the cluster, where another node can take them. A node
 /// runs no more of them than its capacity, and each that waits there costs it an actor.
@@ -25,8 +33,18 @@ pub const MAX_LEASED_PER_NODE: usize = 5_000;
 /// whole.
 pub const MAX_PAGE_BYTES: usize = 8 * 1024 * 1024;
 
-/// Terminal tasks kept for reading. The oldest go first; see [`TERMINAL_RETENTION_MS`].
-pub const MAX_TERMINAL_TASKS: usize = 20_000;
+/// Terminal tasks kept for reading. The oldest go first; see [`TERMINAL_RETENTION_MS`]. Each costs every node a few hundred
+/// bytes of memory, and its record on disk.
+pub const MAX_TERMINAL_TASKS: usize = 1_000_000;
+
+/// Terminal tasks whose records are in memory: beyond it they go to the archive at once, as fast as entries take them.
+pub const MAX_ENDED_IN_MEMORY: usize = 20_000;
+
+/// How long the record of a terminal task stays in memory: its client reads it mostly within seconds.
+pub const ARCHIVE_AFTER_MS: u64 = 30_000;
+
+/// Tasks that one entry sends to the archive: it bounds the time of one `apply`.
+pub const MAX_ARCHIVED_PER_ENTRY: usize = 256;
 
 /// How long a terminal task stays readable: a week.
 pub const TERMINAL_RETENTION_MS: u64 = 7 * 24 * 3600 * 1000;

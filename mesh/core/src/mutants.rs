@@ -26,11 +26,15 @@ pub enum Mutant {
     ChunkAppendedOnRerun,
     /// A task that waits for its children keeps its permit.
     PermitKeptWhileWaiting,
+    /// Content that nothing names yet is removed at once.
+    BlobCollectionWithoutGrace,
+    /// A snapshot is installed without the archive that belongs to it.
+    ArchiveMissingFromSnapshot,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 10] = [
+    pub const ALL: [Mutant; 12] = [
         Mutant::AckBeforeFsync,
         Mutant::EpochCheckOff,
         Mutant::LeaderRestoreOn,
@@ -41,6 +45,8 @@ impl Mutant {
         Mutant::TailCutInSyncedData,
         Mutant::ChunkAppendedOnRerun,
         Mutant::PermitKeptWhileWaiting,
+        Mutant::BlobCollectionWithoutGrace,
+        Mutant::ArchiveMissingFromSnapshot,
     ];
 
     /// Its name on the command line.
@@ -56,6 +62,8 @@ impl Mutant {
             Mutant::TailCutInSyncedData => "tail-cut-in-synced-data",
             Mutant::ChunkAppendedOnRerun => "chunk-appended-on-rerun",
             Mutant::PermitKeptWhileWaiting => "permit-kept-while-waiting",
+            Mutant::BlobCollectionWithoutGrace => "blob-collection-without-grace",
+            Mutant::ArchiveMissingFromSnapshot => "archive-missing-from-snapshot",
         }
     }
 }

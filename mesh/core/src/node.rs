@@ -1,7 +1,7 @@
 //! Nodes, as every node of the cluster sees them.
 
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{AgentName, BootId, NodeCertificate, NodeId, NodeRole, Timestamp};
 
@@ -13,6 +13,9 @@ pub struct NodeAddresses {
     /// `host:port` of its peer listener.
     pub peer: String,
 }
+
+/// What operators call a node, and what an agent asks of the nodes that run it: values by name.
+pub type Labels = BTreeMap<String, String>;
 
 /// Whether a node can run tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,7 +44,7 @@ pub struct Node {
     pub id: NodeId,
     /// A name for people.
     pub name: String,
-    /// Voter or learner.
+    /// Voter, learner or worker.
     pub role: NodeRole,
     /// Where it is reached.
     pub addresses: NodeAddresses,
@@ -66,6 +69,9 @@ pub struct Node {
     /// None where an earlier version enrolled it, until it says so itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<NodeCertificate>,
+    /// Its labels; none where an earlier version registered it, which knows of no labels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<Labels>,
 }
 
 impl Node {
@@ -77,5 +83,20 @@ impl Node {
     /// Whether it is given tasks.
     pub fn takes_tasks(&self) -> bool {
         self.is_live() && self.draining.is_none()
+    }
+
+    /// Whether it holds the log, be it with a vote or without.
+    pub fn keeps_log(&self) -> bool {
+        match self.role {
+            NodeRole::Voter | NodeRole::Learner => true,
+            NodeRole::Worker => false,
+        }
+    }
+
+    /// Whether it has all of these labels.
+    pub fn has_labels(&self, wanted: &Labels) -> bool {
+        let has =
+            |(name, value): (&String, &String)| self.labels.as_ref().and_then(|labels| labels.get(name)) == Some(value);
+        wanted.iter().all(has)
     }
 }

@@ -23,7 +23,8 @@ pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> 
         | Command::Enrol(_)
         | Command::NodeLost { .. }
         | Command::AssignPending
-        | Command::Sweep => matches!(by, Principal::Node(_)),
+        | Command::Sweep
+        | Command::Archive { .. } => matches!(by, Principal::Node(_)),
     };
     if allowed { Ok(()) } else { Err(Rejection::NotAllowed { by: by.to_string() }) }
 }

@@ -8,9 +8,9 @@ use std::{
 
 use crate::{
     Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Epoch, EventKind,
-    JoinToken, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note, Outcome,
-    OwnerReport, OwnerWord, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task, TaskId,
-    TaskState, TaskStatus, Timestamp, Turn, VShard, limits,
+    JoinToken, Labels, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note,
+    Outcome, OwnerReport, OwnerWord, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task,
+    TaskId, TaskState, TaskStatus, Timestamp, Turn, VShard, limits,
     mutants::{self, Mutant},
     note::Notes,
     policy, task,
@@ -20,10 +20,16 @@ mod blobs;
 mod dedup;
 mod doubt;
 mod enrolment;
+mod finished;
 mod members;
+mod room;
+mod waiting;
 
 use blobs::Named;
 use dedup::{Expiring, Sent};
+use finished::Archived;
+pub use finished::{Listing, Record, Row, Stub, TaskPage};
+use room::OpenTasks;
 
 type TaskKey = (VShard, TaskId);
 
@@ -34,9 +40,6 @@ const FOUNDER: NodeId = NodeId(1);
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
     cluster: Option<(uuid::Uuid, String)>,
-    /// The node that founded it; a cluster that was founded empty has [`FOUNDER`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    founder: Option<NodeId>,
     nodes: BTreeMap<NodeId, Node>,
     /// Nodes that were members. Their certificates are still signed, and good for nothing.
     #[serde(default)]
@@ -56,13 +59,18 @@ pub struct State {
     expiring: BTreeSet<Expiring>,
     #[serde(default)]
     late_results: u64,
-    /// Terminal tasks by the time they ended, for the sweep.
+    /// Terminal tasks whose records are here, by the time they ended.
     ended: BTreeSet<(Timestamp, TaskId)>,
     #[serde(default, skip_serializing_if = "Notes::is_empty")]
     notes: Notes,
     /// What lies in the blob store.
     #[serde(default, skip_serializing_if = "Named::is_empty")]
     named: Named,
+    /// Terminal tasks whose records are in the archive.
+    #[serde(default, skip_serializing_if = "Archived::is_empty")]
+    archived: Archived,
+    #[serde(skip)]
+    open: OpenTasks,
     last: Stamp,
 }
 
@@ -92,17 +100,6 @@ pub struct ListFilter {
     pub after: Option<(Timestamp, TaskId)>,
 }
 
-/// One page of a listing, newest status first.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TaskPage<'a> {
-    /// The tasks.
-    pub tasks: Vec<&'a Task>,
-    /// Where the next page goes on, if there is one.
-    pub next: Option<(Timestamp, TaskId)>,
-    /// How many tasks the filter selects on all pages.
-    pub total: usize,
-}
-
 impl State {
     /// Applies a command. Total: every command either changes the state or is refused with a [`Rejection`], and then the
     /// state is as before.
@@ -126,8 +123,8 @@ impl State {
             }
             Command::MintToken { hash, role, ttl_ms } => self.mint(hash, role, ttl_ms, stamp),
             Command::Enrol(enrolment) => self.enrol(enrolment, stamp),
-            Command::NodeUp { node, boot, addresses, version, capacity, agents } => {
-                let news = NodeNews { boot, addresses, version, capacity };
+            Command::NodeUp { node, boot, addresses, version, capacity, agents, labels } => {
+                let news = NodeNews { boot, addresses, version, capacity, labels };
                 self.node_up(node, news, agents, stamp)
             }
             Command::NodeLost { node, boot } => Ok(self.node_lost(node, boot, stamp)),
@@ -142,6 +139,7 @@ impl State {
             Command::Note { key, value, version } => {
                 self.notes.put(key, Note { value, version }).map(|()| done(Vec::new()))
             }
+            Command::Archive { tasks } => self.archive(&tasks),
         }
     }
 
@@ -150,14 +148,9 @@ impl State {
         self.cluster.as_ref().map(|(id, name)| (*id, name.as_str()))
     }
 
-    /// The node that founded the cluster.
-    pub fn founder(&self) -> NodeId {
-        self.founder.unwrap_or(FOUNDER)
-    }
-
-    /// How many tasks there are, ended ones too.
+    /// How many tasks there are, ended and archived ones too.
     pub fn task_count(&self) -> usize {
-        self.tasks.len()
+        self.tasks.len() + self.archived.len()
     }
 
     /// Makes this state that of another cluster, founded by one new node: tasks and what is known of their messages stay,
@@ -172,7 +165,6 @@ impl State {
         }
         self.last.index = node.0;
         self.cluster = Some((cluster, name));
-        self.founder = Some(node);
         self.nodes = BTreeMap::from([(node, new_node(node, node_name, NodeRole::Voter, addresses, self.last.at))]);
         self.tokens.clear();
         self.removed.clear();
@@ -214,7 +206,7 @@ impl State {
         self.agents.values().filter(move |agent| agent.placed.contains(&node))
     }
 
-    /// A task, whoever owns it: for the node that runs it.
+    /// A task, whoever owns it: for the node that runs it. None also when its record is in the archive.
     pub fn task(&self, id: TaskId) -> Option<&Task> {
         self.tasks.get(&key(id)).map(Arc::as_ref)
     }
@@ -234,7 +226,7 @@ impl State {
         self.leased.get(&node).map_or(0, BTreeSet::len)
     }
 
-    /// The tasks that a task delegated to agents of this mesh.
+    /// The tasks that a task delegated to agents of this mesh, without those that are in the archive.
     pub fn children_of(&self, task: TaskId) -> impl Iterator<Item = &Task> {
         self.children.get(&task).into_iter().flatten().filter_map(|id| self.task(*id))
     }
@@ -246,15 +238,19 @@ impl State {
 
     /// Whether some unassigned task could be given to a node.
     pub fn has_assignable(&self) -> bool {
-        self.unassigned
-            .iter()
-            .filter_map(|id| self.task(*id))
-            .any(|task| self.choose(&task.agent, Wish::None).is_some())
+        let mut asked = BTreeSet::new();
+        let mut agents = self.unassigned.iter().filter_map(|id| self.task(*id)).map(|task| &task.agent);
+        agents.any(|agent| asked.insert(agent) && self.choose(agent, Wish::None).is_some())
     }
 
     /// Whether a join token with this hash was made and not yet swept.
     pub fn knows_token(&self, hash: &str) -> bool {
         self.tokens.contains_key(hash)
+    }
+
+    /// What a join token makes a node, if it was made and not yet swept.
+    pub fn role_of_token(&self, hash: &str) -> Option<NodeRole> {
+        self.tokens.get(hash).map(|token| token.role)
     }
 
     /// The hashes of the join tokens that were made and not yet swept.
@@ -264,8 +260,8 @@ impl State {
 
     /// Whether a sweep would remove something at this time.
     pub fn has_sweepable(&self, now: Timestamp) -> bool {
-        self.ended.len() > limits::MAX_TERMINAL_TASKS
-            || self.ended.first().is_some_and(|(at, _)| now.0.saturating_sub(at.0) > limits::TERMINAL_RETENTION_MS)
+        self.terminal_count() > limits::MAX_TERMINAL_TASKS
+            || self.oldest_ended().is_some_and(|(at, _)| now.0.saturating_sub(at.0) > limits::TERMINAL_RETENTION_MS)
             || self.has_expired_messages(now)
             || self.has_expired_uploads(now)
             || self.tokens.values().any(|token| token_is_over(token, now))
@@ -287,39 +283,6 @@ impl State {
         self.tasks.values().map(Arc::as_ref)
     }
 
-    /// One page of the tasks that a principal may see, newest status first.
-    pub fn list(&self, by: &Principal, filter: &ListFilter, page_size: usize) -> TaskPage<'_> {
-        self.list_within(by, filter, page_size, |_| 0)
-    }
-
-    /// [`State::list`], and a page ends early before the task with which it would exceed [`limits::MAX_PAGE_BYTES`] of
-    /// what `weigh` says is shown of each. The first one is always on it.
-    pub fn list_within(
-        &self,
-        by: &Principal,
-        filter: &ListFilter,
-        page_size: usize,
-        weigh: impl Fn(&Task) -> usize,
-    ) -> TaskPage<'_> {
-        let mut selected: Vec<&Task> =
-            self.all_tasks().filter(|task| task.owner == *by.owner() && filter.selects(task)).collect();
-        selected.sort_unstable_by_key(|task| std::cmp::Reverse((task.status.at, task.id)));
-        let total = selected.len();
-        let start = filter.after.map_or(0, |after| selected.partition_point(|task| (task.status.at, task.id) >= after));
-        let mut tasks: Vec<&Task> = Vec::new();
-        let mut bytes = 0;
-        for task in selected.iter().skip(start).take(page_size) {
-            bytes += weigh(task);
-            if bytes > limits::MAX_PAGE_BYTES && !tasks.is_empty() {
-                break;
-            }
-            tasks.push(task);
-        }
-        let more = start + tasks.len() < total;
-        let next = tasks.last().filter(|_| more).map(|task| (task.status.at, task.id));
-        TaskPage { tasks, next, total }
-    }
-
     fn submit(&mut self, by: Principal, submission: Submission, stamp: Stamp) -> Result<Applied, Rejection> {
         if let Some(task) = self.sent_before(&by, &submission.message, Some(&submission.agent), stamp.at)? {
             return Ok(Applied { reply: Reply::Submitted { task, created: false }, effects: Vec::new() });
@@ -335,12 +298,12 @@ impl State {
             return Err(Rejection::TooManyHops { limit: limits::MAX_HOPS });
         }
         if let Some(parent) = &submission.parent
-            && let Some(parent) = self.task(parent.task)
-            && parent.status.state.is_terminal()
+            && let Some(state) = self.state_of(parent.task)
+            && state.is_terminal()
         {
-            return Err(Rejection::TaskEnded { task: parent.id, state: parent.status.state });
+            return Err(Rejection::TaskEnded { task: parent.task, state });
         }
-        self.check_room(&submission.agent)?;
+        self.check_room(&by, &submission)?;
         let blobs = blobs::of_message(&submission.message);
         self.check_blobs(by.owner(), None, &blobs)?;
 
@@ -351,6 +314,7 @@ impl State {
         if let Some(parent) = &task.parent {
             self.children.entry(parent.task).or_default().insert(id);
         }
+        self.open.opened(&task);
         self.tasks.insert(key(id), Arc::new(task));
         self.name_blobs(id, &blobs, stamp);
         self.unassigned.insert(id);
@@ -368,7 +332,7 @@ impl State {
         stamp: Stamp,
     ) -> Result<Applied, Rejection> {
         let Some(task) = self.task_for(by, id) else {
-            return Err(Rejection::UnknownTask { task: id });
+            return self.continue_ended(by, id, &message, stamp);
         };
         if let Some(task) = self.sent_before(by, &message, None, stamp.at)? {
             return Ok(Applied { reply: Reply::Continued { task }, effects: Vec::new() });
@@ -384,6 +348,7 @@ impl State {
         if !state.is_interrupted() {
             return Err(Rejection::TaskBusy { task: id, state });
         }
+        State::check_room_in(task, &message)?;
         let blobs = blobs::of_message(&message);
         self.check_blobs(by.owner(), Some(task), &blobs)?;
 
@@ -399,7 +364,7 @@ impl State {
 
     fn cancel(&mut self, by: &Principal, id: TaskId, stamp: Stamp) -> Result<Applied, Rejection> {
         let Some(task) = self.task_for(by, id) else {
-            return Err(Rejection::UnknownTask { task: id });
+            return self.cancel_ended(by, id);
         };
         match task.status.state {
             TaskState::Canceled => return Ok(done(Vec::new())),
@@ -417,9 +382,8 @@ impl State {
     fn cancel_tree(&mut self, id: TaskId, stamp: Stamp, effects: &mut Vec<Effect>) {
         let mut open = vec![id];
         while let Some(id) = open.pop() {
-            let Some(task) = self.tasks.get_mut(&key(id)).map(Arc::make_mut) else { continue };
-            if !task.status.state.is_terminal() {
-                task.set_status(stamp.at, TaskState::Canceled, None, Metadata::new());
+            if let Some(task) = self.tasks.get_mut(&key(id)).filter(|task| !task.status.state.is_terminal()) {
+                Arc::make_mut(task).set_status(stamp.at, TaskState::Canceled, None, Metadata::new());
                 effects.push(Effect::Changed { task: id });
                 self.release(id, effects);
                 self.end(id, stamp);
@@ -431,7 +395,10 @@ impl State {
     fn report(&mut self, by: &Principal, report: OwnerReport, stamp: Stamp) -> Result<Applied, Rejection> {
         let OwnerReport { task: id, epoch, number, words } = report;
         let Some(task) = self.task(id) else {
-            return Err(Rejection::UnknownTask { task: id });
+            return Err(match self.stub(id) {
+                Some(_) => Rejection::StaleEpoch { task: id, epoch: epoch.0 },
+                None => Rejection::UnknownTask { task: id },
+            });
         };
         let held = task.lease.as_ref().filter(|lease| {
             lease.epoch == epoch && *by == Principal::Node(lease.node) || mutants::on(Mutant::EpochCheckOff)
@@ -518,6 +485,7 @@ impl State {
         node.addresses = news.addresses;
         node.version = news.version;
         node.capacity = news.capacity;
+        node.labels = news.labels;
         node.health = NodeHealth::Up;
         node.declares = agents.iter().map(|agent| agent.name.clone()).collect();
 
@@ -563,12 +531,12 @@ impl State {
 
     fn sweep(&mut self, stamp: Stamp) -> Applied {
         for _ in 0..limits::MAX_SWEPT_PER_ENTRY {
-            let Some(&(at, id)) = self.ended.first() else { break };
+            let Some((at, id)) = self.oldest_ended() else { break };
             let old = stamp.at.0.saturating_sub(at.0) > limits::TERMINAL_RETENTION_MS;
-            if !old && self.ended.len() <= limits::MAX_TERMINAL_TASKS {
+            if !old && self.terminal_count() <= limits::MAX_TERMINAL_TASKS {
                 break;
             }
-            self.ended.pop_first();
+            self.ended.remove(&(at, id));
             self.forget(id);
         }
         self.forget_messages(stamp.at);
@@ -577,12 +545,28 @@ impl State {
         done(Vec::new())
     }
 
+    /// How many tasks have ended and are kept.
+    fn terminal_count(&self) -> usize {
+        self.ended.len() + self.archived.len()
+    }
+
+    fn oldest_ended(&self) -> Option<(Timestamp, TaskId)> {
+        self.ended.first().copied().into_iter().chain(self.archived.oldest()).min()
+    }
+
     fn forget(&mut self, id: TaskId) {
-        let Some(task) = self.tasks.remove(&key(id)) else { return };
-        self.forget_unnoted(&task);
-        self.unname_blobs(&task);
+        let parent = if let Some(task) = self.tasks.remove(&key(id)) {
+            self.forget_unnoted(&task);
+            self.unname_blobs(&task.owner, &task.blobs);
+            task.parent.clone()
+        } else if let Some(stub) = self.archived.remove(id) {
+            self.unname_blobs(&stub.owner, stub.blobs());
+            stub.parent
+        } else {
+            return;
+        };
         self.children.remove(&id);
-        if let Some(parent) = &task.parent
+        if let Some(parent) = &parent
             && let Some(siblings) = self.children.get_mut(&parent.task)
         {
             siblings.remove(&id);
@@ -592,6 +576,7 @@ impl State {
     /// Notes that a task has ended, for the sweep.
     fn end(&mut self, id: TaskId, stamp: Stamp) {
         self.ended.insert((stamp.at, id));
+        self.close(id);
         self.let_messages_expire(id, stamp.at);
     }
 
@@ -622,7 +607,9 @@ impl State {
     fn assign_pending(&mut self, stamp: Stamp) -> Vec<Effect> {
         let mut effects = Vec::new();
         // Those that some node can take: the others may be many, and must not stand before them.
-        let can_go = |id: &&TaskId| self.task(**id).is_some_and(|task| self.choose(&task.agent, Wish::None).is_some());
+        let mut takes: BTreeMap<&AgentName, bool> = BTreeMap::new();
+        let mut is_taken = |agent| *takes.entry(agent).or_insert_with(|| self.choose(agent, Wish::None).is_some());
+        let can_go = |id: &&TaskId| self.task(**id).is_some_and(|task| is_taken(&task.agent));
         let pending: Vec<TaskId> =
             self.unassigned.iter().filter(can_go).take(limits::MAX_REASSIGNED_PER_ENTRY).copied().collect();
         for id in pending {
@@ -660,34 +647,48 @@ impl State {
         effects.push(Effect::Start { task: id, lease });
     }
 
-    /// The node that is to run a task of this agent: the preferred one if it has a free place, else the least loaded.
+    /// The node that is to run a task of this agent: the preferred one if it has a free place, else the least loaded
+    /// of those that have one, else the least loaded of all: what has no place waits at its node.
     fn choose(&self, agent: &AgentName, wish: Wish) -> Option<(NodeId, BootId)> {
-        let placed = &self.agents.get(agent)?.placed;
+        let Agent { placed, spec } = self.agents.get(agent)?;
+        let all_know_labels = self.all_know_labels();
         let can_host = |node: &&Node| {
             node.takes_tasks()
                 && wish != Wish::Except(node.id)
                 && node.declares.contains(agent)
+                && (!all_know_labels || node.has_labels(&spec.labels))
                 && self.load_of(node.id) < limits::MAX_LEASED_PER_NODE
         };
         let candidates = || placed.iter().filter_map(|id| self.nodes.get(id)).filter(can_host);
-        let preferred = candidates()
-            .find(|node| wish == Wish::Prefer(node.id))
-            .filter(|node| self.load_of(node.id) < node.capacity as usize);
-        let node = preferred.or_else(|| candidates().min_by_key(|node| (self.load_of(node.id), node.id)))?;
+        let preferred = match wish {
+            Wish::Prefer(id) if placed.contains(&id) => self.nodes.get(&id).filter(can_host),
+            Wish::Prefer(_) | Wish::None | Wish::Except(_) => None,
+        };
+        let preferred = preferred.filter(|node| self.load_of(node.id) < node.capacity as usize);
+        let is_full = |node: &Node| all_know_labels && self.load_of(node.id) >= node.capacity as usize;
+        let node =
+            preferred.or_else(|| candidates().min_by_key(|node| (is_full(node), self.load_of(node.id), node.id)))?;
         Some((node.id, node.boot?))
     }
 
     /// Makes the placement of every agent fit the nodes that are up. A placement on a live node never moves by itself.
     fn place_agents(&mut self, effects: &mut Vec<Effect>) {
+        let is_on_some = |agent: &Agent| matches!(agent.spec.placement, Placement::Replicas(_));
         let mut placements: BTreeMap<NodeId, usize> = BTreeMap::new();
-        for node in self.agents.values().flat_map(|agent| &agent.placed) {
-            *placements.entry(*node).or_default() += 1;
+        // With hundreds of nodes this is work, and only an agent that is on some of them asks who has few.
+        if self.agents.values().any(is_on_some) {
+            for node in self.agents.values().flat_map(|agent| &agent.placed) {
+                *placements.entry(*node).or_default() += 1;
+            }
         }
+        let all_know_labels = self.all_know_labels();
         for (name, agent) in &mut self.agents {
+            let fits = |node: &&Node| !all_know_labels || node.has_labels(&agent.spec.labels);
             let mut candidates: Vec<NodeId> = self
                 .nodes
                 .values()
                 .filter(|node| node.takes_tasks() && node.declares.contains(name))
+                .filter(fits)
                 .map(|node| node.id)
                 .collect();
             if candidates.is_empty() {
@@ -697,33 +698,43 @@ impl State {
                 Placement::Replicas(count) => count as usize,
                 Placement::EveryNode => candidates.len(),
             };
-            candidates.sort_by_key(|id| (!agent.placed.contains(id), placements.get(id).copied().unwrap_or(0), *id));
-            let placed: BTreeSet<NodeId> = candidates.into_iter().take(wanted).collect();
-            if placed != agent.placed {
-                for node in placed.difference(&agent.placed) {
-                    *placements.entry(*node).or_default() += 1;
-                }
-                agent.placed = placed;
-                effects.push(Effect::PlacementChanged);
+            if wanted < candidates.len() {
+                candidates
+                    .sort_by_key(|id| (!agent.placed.contains(id), placements.get(id).copied().unwrap_or(0), *id));
+                candidates.truncate(wanted);
+                candidates.sort_unstable();
             }
+            let (added, gone) = differences(&agent.placed, &candidates);
+            if added.is_empty() && gone.is_empty() {
+                continue;
+            }
+            for node in gone {
+                agent.placed.remove(&node);
+            }
+            for node in added {
+                *placements.entry(node).or_default() += 1;
+                agent.placed.insert(node);
+            }
+            effects.push(Effect::PlacementChanged);
         }
     }
+}
 
-    fn check_room(&self, agent: &AgentName) -> Result<(), Rejection> {
-        const RETRY_AFTER_MS: u64 = 1_000;
-        let open = self.tasks.len() - self.ended.len();
-        let full =
-            |what: String, limit: usize| Rejection::Full { what, limit: limit as u64, retry_after_ms: RETRY_AFTER_MS };
-        if open >= limits::MAX_OPEN_TASKS {
-            return Err(full("the cluster's list of open tasks".into(), limits::MAX_OPEN_TASKS));
-        }
-        if open >= limits::MAX_OPEN_TASKS_PER_AGENT {
-            let of_agent = self.all_tasks().filter(|task| task.agent == *agent && !task.status.state.is_terminal());
-            if of_agent.count() >= limits::MAX_OPEN_TASKS_PER_AGENT {
-                return Err(full(format!("the queue of agent {agent}"), limits::MAX_OPEN_TASKS_PER_AGENT));
+/// What is in the second and not in the first, and the other way round. Both are in order.
+fn differences(old: &BTreeSet<NodeId>, new: &[NodeId]) -> (Vec<NodeId>, Vec<NodeId>) {
+    let (mut added, mut gone) = (Vec::new(), Vec::new());
+    let (mut old, mut new) = (old.iter().copied().peekable(), new.iter().copied().peekable());
+    loop {
+        match (old.peek(), new.peek()) {
+            (Some(a), Some(b)) if a == b => {
+                old.next();
+                new.next();
             }
+            (Some(a), Some(b)) if a < b => gone.extend(old.next()),
+            (Some(_), None) => gone.extend(old.next()),
+            (_, Some(_)) => added.extend(new.next()),
+            (None, None) => return (added, gone),
         }
-        Ok(())
     }
 }
 
@@ -750,6 +761,7 @@ struct NodeNews {
     addresses: NodeAddresses,
     version: String,
     capacity: u32,
+    labels: Option<Labels>,
 }
 
 fn done(effects: Vec<Effect>) -> Applied {
@@ -780,6 +792,10 @@ fn check_message(message: &Message) -> Result<(), Rejection> {
             limit: limits::MAX_CONTENT_BYTES as u64,
         });
     }
+    if message.extra_size() > limits::MAX_METADATA_BYTES {
+        let limit = limits::MAX_METADATA_BYTES as u64;
+        return Err(Rejection::TooLarge { what: "metadata of the message in bytes".into(), limit });
+    }
     Ok(())
 }
 
@@ -798,11 +814,12 @@ fn new_node(id: NodeId, name: String, role: NodeRole, addresses: NodeAddresses, 
         leaving: false,
         draining: None,
         certificate: None,
+        labels: None,
     }
 }
 
 fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
-    let Submission { task: id, fresh_context, agent, message, parent, hop, deadline_ms, trace, prefer: _ } = submission;
+    let Submission { task: id, fresh_context, agent, message, parent, hop, deadline_ms, trace, .. } = submission;
     let context = message.context_id.clone().unwrap_or(fresh_context);
     let mut task = Task {
         id,

@@ -91,6 +91,10 @@ pub struct Submission {
     pub deadline_ms: Option<u64>,
     /// The span of the request.
     pub trace: TraceContext,
+    /// Most open tasks that the principal may have, as the node that took the request is told; none means
+    /// [`crate::limits::MAX_OPEN_TASKS_PER_PRINCIPAL`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most_open: Option<u32>,
 }
 
 /// The turn that runs, or ran last.

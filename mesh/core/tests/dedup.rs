@@ -42,21 +42,6 @@ fn a_message_of_an_open_task_is_remembered_however_long_it_takes() {
 }
 
 #[test]
-fn a_sweep_that_removes_a_task_for_want_of_room_does_not_forget_its_message() {
-    let mut log = Log::of_nodes(1);
-    let id = ended(&mut log);
-    for number in 2..=limits::MAX_TERMINAL_TASKS as u64 + 1 {
-        let task = log.submit(number, "reader", 1);
-        log.report(task, vec![finished(TaskState::Completed)]).unwrap();
-    }
-    log.node(1, Command::Sweep).unwrap();
-    assert!(log.state.task(id).is_none(), "it was the oldest");
-    assert_eq!(send(&mut log, 99_998, first()), Ok(Reply::Submitted { task: id, created: false }));
-    let other = send(&mut log, 99_999, user_message("m-1", "something else")).unwrap_err();
-    assert_eq!(other, Rejection::MessageReused { message: "m-1".into(), task: id }, "it names the first task");
-}
-
-#[test]
 fn a_sweep_after_a_day_forgets_the_message_and_keeps_the_task() {
     let mut log = Log::of_nodes(1);
     let id = ended(&mut log);

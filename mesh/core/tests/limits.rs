@@ -31,7 +31,7 @@ fn a_page_ends_before_it_grows_too_large_and_the_next_goes_on() {
     let mut filter = ListFilter::default();
     let mut seen = Vec::new();
     loop {
-        let page = log.state.list_within(&Principal::Operator, &filter, 50, |task| task.shown_bytes(None, true));
+        let page = log.page(&filter, 50, |task| task.shown_bytes(None, true));
         assert_eq!(page.total, 6);
         let bytes: usize = page.tasks.iter().map(|task| task.shown_bytes(None, true)).sum();
         assert!(bytes <= limits::MAX_PAGE_BYTES, "{bytes}");
@@ -42,9 +42,7 @@ fn a_page_ends_before_it_grows_too_large_and_the_next_goes_on() {
         }
     }
     assert_eq!(seen, (0..6).rev().map(task_id).collect::<Vec<_>>());
-    let hidden = log
-        .state
-        .list_within(&Principal::Operator, &ListFilter::default(), 50, |task| task.shown_bytes(Some(0), false));
+    let hidden = log.page(&ListFilter::default(), 50, |task| task.shown_bytes(Some(0), false));
     assert_eq!(hidden.tasks.len(), 6, "what is not shown does not count");
 }
 
@@ -69,10 +67,11 @@ fn tasks_that_no_node_can_take_do_not_stand_before_those_that_one_can() {
 
 /// A node that declares the agent `writer` and no other.
 fn writer_up(id: u64) -> Command {
-    let Command::NodeUp { node, boot, addresses, version, capacity, mut agents } = node_up(id, boot(id, 1), 8) else {
+    let Command::NodeUp { node, boot, addresses, version, capacity, mut agents, labels } = node_up(id, boot(id, 1), 8)
+    else {
         panic!("node_up makes another command")
     };
     agents.truncate(1);
     agents[0].name = name("writer");
-    Command::NodeUp { node, boot, addresses, version, capacity, agents }
+    Command::NodeUp { node, boot, addresses, version, capacity, agents, labels }
 }

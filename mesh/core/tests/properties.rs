@@ -4,7 +4,11 @@
 mod support;
 
 use proptest::prelude::*;
-use std::{collections::BTreeSet, io::Write};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Write,
+    sync::Arc,
+};
 use support::*;
 use towline_core::*;
 
@@ -112,6 +116,30 @@ proptest! {
                 check(&log, matches!(answer, Err(Rejection::StaleEpoch { .. } | Rejection::UnknownTask { .. })))?;
             }
         }
+    }
+
+    #[test]
+    fn archiving_at_any_point_changes_no_answer(ops in ops(), often in 1..6_usize) {
+        let mut log = Log::of_nodes(3);
+        let mut other = log.state.clone();
+        let mut archive: BTreeMap<TaskId, Task> = BTreeMap::new();
+        for (number, op) in ops.iter().enumerate() {
+            let known = log.entries.len();
+            let answer = perform(&mut log, op);
+            let Some(entry) = log.entries.get(known).cloned() else { continue };
+            let same = other.apply(entry.proposal, entry.stamp);
+            check(&log, answer == Some(same))?;
+            archive.retain(|id, _| other.knows_task(*id));
+            if number % often == 0 {
+                let tasks = other.archivable(entry.stamp.at, 0);
+                archive.extend(other.to_archive(&tasks).into_iter().map(|task| (task.id, Task::clone(&task))));
+                let proposal = Proposal { by: Principal::Node(NodeId(1)), command: Command::Archive { tasks } };
+                other.apply(proposal, entry.stamp).unwrap();
+                check(&log, other.archivable(entry.stamp.at, 0).is_empty())?;
+            }
+            check(&log, shows_the_same(&log.state, &other, &archive))?;
+        }
+        check(&log, decode(&encode(&other)) == other)?;
     }
 
     #[test]
@@ -490,9 +518,48 @@ fn invariants(state: &State) -> bool {
     for node in state.nodes() {
         assert_eq!(state.load_of(node.id), state.tasks_of(node.id).count());
     }
+    for agent in state.agents() {
+        let open = |task: &&Task| task.agent == agent.spec.name && !task.status.state.is_terminal();
+        assert_eq!(
+            state.open_tasks_of(&agent.spec.name),
+            tasks(state).filter(open).count(),
+            "what is counted is there"
+        );
+    }
     let listed = state.list(&Principal::Operator, &ListFilter::default(), usize::MAX);
     assert_eq!(listed.total, tasks(state).filter(|task| task.owner == Principal::Operator).count());
     true
+}
+
+/// Whether a state and its archive show what a state shows that keeps everything.
+fn shows_the_same(whole: &State, other: &State, archive: &BTreeMap<TaskId, Task>) -> bool {
+    let found = archive.iter().map(|(id, task)| (*id, Some(Arc::new(task.clone())))).collect();
+    let agents = [None, Some(name("reader")), Some(name("surveyor"))];
+    let states = [None, Some(TaskState::Completed), Some(TaskState::Canceled), Some(TaskState::Working)];
+    let some = tasks(whole).next().map(|task| (task.context.clone(), task.status.at, task.id));
+    let mut filters = vec![ListFilter::default()];
+    filters.extend(agents.iter().flat_map(|agent| {
+        states.iter().map(|state| ListFilter { agent: agent.clone(), state: *state, ..ListFilter::default() })
+    }));
+    if let Some((context, at, id)) = some {
+        filters.push(ListFilter { context: Some(context.clone()), ..ListFilter::default() });
+        filters.push(ListFilter { status_after: Some(at), ..ListFilter::default() });
+        filters.push(ListFilter { after: Some((at, id)), context: Some(context), ..ListFilter::default() });
+        filters.push(ListFilter { after: Some((at, id)), ..ListFilter::default() });
+    }
+    let listed = |state: &State, filter: &ListFilter, size| {
+        state.list(&Principal::Operator, filter, size).page(&found, |task| task.shown_bytes(None, true))
+    };
+    let stranger = Principal::Node(NodeId(1));
+    let ids: Vec<TaskId> = tasks(whole).map(|task| task.id).collect();
+    whole.task_count() == other.task_count()
+        && ids.iter().all(|id| other.task(*id).or_else(|| archive.get(id)) == whole.task(*id))
+        && ids.iter().all(|id| other.state_of(*id) == whole.state_of(*id))
+        && ids.iter().all(|id| other.record_for(&stranger, *id).is_none() && other.record(*id).is_some())
+        && whole.named_blobs().eq(other.named_blobs())
+        && filters
+            .iter()
+            .all(|filter| [2, 50].iter().all(|size| listed(whole, filter, *size) == listed(other, filter, *size)))
 }
 
 /// What a task shows or has journaled, or what was uploaded, is named, and nothing else.

@@ -41,7 +41,6 @@ fn tasks_and_their_messages_stay_and_members_tokens_and_agents_go() {
     assert_eq!(log.node_ids(), [NEW]);
     assert_eq!(log.state.agents().count(), 0);
     assert!(!log.state.knows_token("hash-2"));
-    assert_eq!(log.state.founder(), NodeId(NEW));
     assert_eq!(log.state.cluster(), Some((uuid(9), "again")));
     let reused = log.operator(Command::Submit(Box::new(submission(2, "reader", 1, user_message("m-1", "else")))));
     assert!(matches!(reused, Err(Rejection::MessageReused { .. })), "{reused:?}");

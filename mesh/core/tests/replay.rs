@@ -56,6 +56,7 @@ fn the_kept_log_shows_every_kind_of_command() {
     assert_eq!(
         kinds,
         [
+            "archive",
             "assign_pending",
             "cancel",
             "certify",
@@ -192,6 +193,10 @@ fn eventful_day() -> Log {
     log.node(1, Command::Enrol(enrolment_with_key("again", 9))).unwrap();
     let certificate = NodeCertificate { key: node_key(1), ends: Some(Timestamp(2_000_000)), signs: true };
     log.node(1, Command::Certify { node: NodeId(1), certificate }).unwrap();
+    let archived = log.submit(10, "reader", 1);
+    log.operator(Command::Cancel { task: archived }).unwrap();
+    log.archive(vec![archived]);
+    log.operator(Command::Cancel { task: archived }).unwrap();
     log
 }
 
@@ -227,5 +232,6 @@ fn kind(command: &Command) -> &'static str {
         Command::Testify(_) => "testify",
         Command::Note { .. } => "note",
         Command::Upload { .. } => "upload",
+        Command::Archive { .. } => "archive",
     }
 }

@@ -598,7 +598,7 @@ fn a_listing_shows_the_newest_status_first_and_pages_meet_without_gap_or_overlap
     let mut filter = ListFilter::default();
     let mut seen = Vec::new();
     loop {
-        let page = log.state.list(&Principal::Operator, &filter, 3);
+        let page = log.page(&filter, 3, |_| 0);
         assert_eq!(page.total, 7);
         seen.extend(page.tasks.iter().map(|task| task.id));
         filter.after = page.next;
@@ -635,6 +635,7 @@ fn each_command_is_refused_from_those_who_may_not_give_it() {
         (Principal::Operator, lost),
         (Principal::Operator, Command::AssignPending),
         (Principal::Operator, Command::Sweep),
+        (Principal::Operator, Command::Archive { tasks: vec![id] }),
     ] {
         let before = log.without_position();
         let refused = log.apply(by, command).unwrap_err();

@@ -227,7 +227,8 @@ struct Stages {
 
 impl Pipeline {
     pub(crate) fn recent(&self, trace_id: u128) -> Vec<SpanRecord> {
-        self.0.ring.trace(trace_id)
+        let Stages { ring, service, node, .. } = &*self.0;
+        ring.trace(trace_id).iter().map(|span| SpanRecord::new(span, service, node)).collect()
     }
 }
 
@@ -240,10 +241,9 @@ impl SpanProcessor for Pipeline {
 
     fn on_end(&self, span: SpanData) {
         let trace_id = u128::from_be_bytes(span.span_context.trace_id().to_bytes());
-        self.0.ring.push(trace_id, SpanRecord::new(&span, &self.0.service, &self.0.node));
-        if let Some(batch) = &self.0.batch {
-            batch.on_end(span);
-        }
+        let Some(batch) = &self.0.batch else { return self.0.ring.push(trace_id, span) };
+        self.0.ring.push(trace_id, span.clone());
+        batch.on_end(span);
     }
 
     fn force_flush(&self) -> OTelSdkResult {

@@ -113,17 +113,6 @@ impl SpanRecord {
             error: error_of(span),
         }
     }
-
-    /// Roughly what the record takes in memory.
-    pub(crate) fn weight(&self) -> usize {
-        const FIXED: usize = 400;
-        let maps =
-            self.links.iter().map(|link| &link.attributes).chain(self.events.iter().map(|event| &event.attributes));
-        FIXED
-            + self.name.len()
-            + map_weight(&self.attributes)
-            + maps.map(|map| FIXED / 4 + map_weight(map)).sum::<usize>()
-    }
 }
 
 fn kind_of(kind: &SpanKind) -> Kind {
@@ -180,9 +169,4 @@ fn json(value: &Value) -> serde_json::Value {
         Value::Array(Array::String(values)) => values.iter().map(|value| value.as_str().to_owned()).collect(),
         other => other.to_string().into(),
     }
-}
-
-fn map_weight(map: &BTreeMap<String, serde_json::Value>) -> usize {
-    const PER_ENTRY: usize = 80;
-    map.iter().map(|(key, value)| PER_ENTRY + key.len() + value.as_str().map_or(8, str::len)).sum()
 }

@@ -1,11 +1,14 @@
 //! The recent spans of this process, in memory. Bounded in spans and bytes; what goes, goes as a whole trace.
+//!
+//! They are kept as the SDK made them: most are never asked for, and to make a record of one costs more than to end it.
 
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::SpanRecord;
+use opentelemetry::{KeyValue, Value};
+use opentelemetry_sdk::trace::SpanData;
 
 /// What a ring may hold.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +30,7 @@ impl Default for Bounds {
 
 #[derive(Debug, Default)]
 struct Trace {
-    spans: Vec<SpanRecord>,
+    spans: Vec<SpanData>,
     bytes: usize,
     last_write: u64,
 }
@@ -54,8 +57,8 @@ impl Ring {
     }
 
     /// Keeps a span; the traces that were written longest ago make room for it.
-    pub(crate) fn push(&self, trace_id: u128, span: SpanRecord) {
-        let weight = span.weight();
+    pub(crate) fn push(&self, trace_id: u128, span: SpanData) {
+        let weight = weight(&span);
         let mut inner = self.lock();
         let full = inner.traces.get(&trace_id).is_some_and(|trace| trace.spans.len() >= self.bounds.spans_per_trace);
         if full || weight > self.bounds.bytes {
@@ -68,7 +71,7 @@ impl Ring {
     }
 
     /// The spans of one trace in the order in which they ended.
-    pub(crate) fn trace(&self, trace_id: u128) -> Vec<SpanRecord> {
+    pub(crate) fn trace(&self, trace_id: u128) -> Vec<SpanData> {
         self.lock().traces.get(&trace_id).map(|trace| trace.spans.clone()).unwrap_or_default()
     }
 
@@ -78,7 +81,7 @@ impl Ring {
 }
 
 impl Inner {
-    fn keep(&mut self, trace_id: u128, span: SpanRecord, weight: usize) {
+    fn keep(&mut self, trace_id: u128, span: SpanData, weight: usize) {
         self.writes += 1;
         let trace = self.traces.entry(trace_id).or_default();
         self.order.remove(&trace.last_write);
@@ -98,26 +101,55 @@ impl Inner {
     }
 }
 
+/// Roughly what a span takes in memory.
+fn weight(span: &SpanData) -> usize {
+    const FIXED: usize = 400;
+    let more = span.links.iter().map(|link| &link.attributes).chain(span.events.iter().map(|event| &event.attributes));
+    FIXED
+        + span.name.len()
+        + attributes_weight(&span.attributes)
+        + more.map(|attributes| FIXED / 4 + attributes_weight(attributes)).sum::<usize>()
+}
+
+fn attributes_weight(attributes: &[KeyValue]) -> usize {
+    attributes.iter().map(|attribute| size_of::<KeyValue>() + value_weight(&attribute.value)).sum()
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "the enum is OpenTelemetry's and may grow")]
+fn value_weight(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.as_str().len(),
+        Value::Bool(_) | Value::I64(_) | Value::F64(_) => 0,
+        other => other.to_string().len(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Kind;
+    use std::time::SystemTime;
 
-    fn span(trace_id: u128, name: &str) -> SpanRecord {
-        SpanRecord {
-            trace_id: format!("{trace_id:032x}"),
-            span_id: "00f067aa0ba902b7".into(),
-            parent_span_id: None,
-            name: name.into(),
-            kind: Kind::Internal,
-            service: "towline".into(),
-            node: "a".into(),
-            start_us: 1,
-            end_us: 2,
-            attributes: BTreeMap::new(),
-            links: vec![],
-            events: vec![],
-            error: None,
+    use opentelemetry::{
+        InstrumentationScope,
+        trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState},
+    };
+
+    fn span(trace_id: u128, name: &str) -> SpanData {
+        let (trace, span) = (TraceId::from(trace_id), SpanId::from(7));
+        SpanData {
+            span_context: SpanContext::new(trace, span, TraceFlags::SAMPLED, false, TraceState::default()),
+            parent_span_id: SpanId::INVALID,
+            parent_span_is_remote: false,
+            span_kind: SpanKind::Internal,
+            name: name.to_owned().into(),
+            start_time: SystemTime::UNIX_EPOCH,
+            end_time: SystemTime::UNIX_EPOCH,
+            attributes: vec![KeyValue::new("key", "value")],
+            dropped_attributes_count: 0,
+            events: Default::default(),
+            links: Default::default(),
+            status: Status::Unset,
+            instrumentation_scope: InstrumentationScope::default(),
         }
     }
 
@@ -134,7 +166,7 @@ mod tests {
 
     #[test]
     fn bytes_are_bounded_too() {
-        let weight = span(1, "a").weight();
+        let weight = weight(&span(1, "a"));
         let ring = Ring::new(Bounds { spans: 100, bytes: 2 * weight, spans_per_trace: 10 });
         for trace in 1..=3 {
             ring.push(trace, span(trace, "a"));

@@ -57,8 +57,10 @@ async fn of_task(
     let by = caller(&parts, &shared)?;
     let (task, hash) = (parsed::<TaskId>(&task)?, parsed::<BlobHash>(&hash)?);
     let cluster = &shared.settings.cluster;
-    let shown = cluster.read(|state| state.task_for(&by, task)?.shown_part(hash).cloned()).await;
-    let part = shown.map_err(|error| Refusal::unavailable(error.to_string()))?.ok_or(Refusal::NotFound)?;
+    let unavailable = |error: towline_cluster::Unavailable| Refusal::unavailable(error.to_string());
+    let record = cluster.read(|state| state.record_for(&by, task)).await.map_err(unavailable)?;
+    let found = cluster.recall(task, record).await.map_err(unavailable)?.ok_or(Refusal::NotFound)?;
+    let part = found.shown_part(hash).cloned().ok_or(Refusal::NotFound)?;
     let length = part.blob().map_or(0, |blob| blob.length);
     content(&shared, &parts, hash, length, Described::by(&part)).await
 }

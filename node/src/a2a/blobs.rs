@@ -20,34 +20,15 @@ pub(super) const PATH: &str = "/blobs";
 
 /// Keeps the large parts of what a command says, and finds the uploads that it links to.
 pub(super) async fn keep(settings: &A2aSettings, by: &Principal, command: &mut Command) -> Result<(), WireError> {
-    match command {
-        Command::Submit(submission) => {
-            find_uploads(settings, by, &mut submission.message).await?;
-            settings.cluster.keep_message(&mut submission.message).await.map_err(not_kept)
-        }
-        Command::Continue { message, .. } => {
-            find_uploads(settings, by, message).await?;
-            keep_answer(&settings.cluster, message).await.map_err(not_kept)
-        }
-        Command::Cancel { .. }
-        | Command::Report(_)
-        | Command::Resolve(_)
-        | Command::Testify(_)
-        | Command::Found { .. }
-        | Command::MintToken { .. }
-        | Command::Enrol(_)
-        | Command::Certify { .. }
-        | Command::NodeUp { .. }
-        | Command::NodeLost { .. }
-        | Command::RemoveNode { .. }
-        | Command::SetRole { .. }
-        | Command::Drain { .. }
-        | Command::Undrain { .. }
-        | Command::AssignPending
-        | Command::Sweep
-        | Command::Upload { .. }
-        | Command::Note { .. } => Ok(()),
-    }
+    let is_answer = matches!(command, Command::Continue { .. });
+    let Some(message) = command.message_mut() else { return Ok(()) };
+    find_uploads(settings, by, message).await?;
+    let kept = if is_answer {
+        keep_answer(&settings.cluster, message).await
+    } else {
+        settings.cluster.keep_message(message).await
+    };
+    kept.map_err(not_kept)
 }
 
 /// The text of an answer stays in the log: the core reads it to settle what was asked.

@@ -8,7 +8,10 @@ use axum::{
 };
 use http::{HeaderMap, StatusCode, header, request::Parts};
 use serde_json::{Value, json};
-use towline_a2a::{WireError, convert};
+use towline_a2a::{
+    WireError,
+    convert::{self, Endpoints},
+};
 use towline_core::{AgentName, AgentSpec};
 
 use super::{A2aSettings, Shared, principal};
@@ -30,8 +33,8 @@ pub(super) async fn of_mesh(State(shared): State<Shared>, parts: Parts) -> Respo
          endpoint of its own under /agents/.",
         settings.front_door
     );
-    let url = format!("{}/", settings.public_url);
-    respond(&parts.headers, convert::card(&name, &description, &url, &settings.version, &agents))
+    let endpoints = endpoints(&settings.public_url, None);
+    respond(&parts.headers, convert::card(&name, &description, endpoints, &settings.version, &agents))
 }
 
 /// The card of one agent.
@@ -41,14 +44,29 @@ pub(super) async fn of_agent(State(shared): State<Shared>, Path(agent): Path<Str
     }
     match known_agent(&shared.settings, &agent) {
         Some(spec) => {
-            let url = format!("{}/agents/{}", shared.settings.public_url, spec.name);
-            let name = spec.name.to_string();
-            let card =
-                convert::card(&name, &spec.description, &url, &shared.settings.version, std::slice::from_ref(&spec));
+            let endpoints = endpoints(&shared.settings.public_url, Some(&spec.name));
+            let (name, version) = (spec.name.to_string(), &shared.settings.version);
+            let card = convert::card(&name, &spec.description, endpoints, version, std::slice::from_ref(&spec));
             respond(&parts.headers, card)
         }
         None => json_response(StatusCode::NOT_FOUND, &json!({ "error": format!("agent {agent:?} is not known") })),
     }
+}
+
+/// Where the mesh or an agent of it is reached below a base URL. gRPC has no paths: behind a proxy that serves this node under
+/// one, it is not reached.
+fn endpoints(base: &str, agent: Option<&AgentName>) -> Endpoints {
+    let uri: Option<http::Uri> = base.parse().ok();
+    let grpc = uri.filter(|uri| uri.path() == "/").and_then(|uri| {
+        let default_port = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+        Some(format!("{}:{}", uri.host()?, uri.port_u16().unwrap_or(default_port)))
+    });
+    let tenant = agent.map(AgentName::to_string);
+    let (json_rpc, http_json) = match agent {
+        None => (format!("{base}/"), format!("{base}/rest")),
+        Some(agent) => (format!("{base}/agents/{agent}"), format!("{base}/agents/{agent}/rest")),
+    };
+    Endpoints { json_rpc, http_json, grpc, tenant }
 }
 
 fn known_agent(settings: &A2aSettings, name: &str) -> Option<AgentSpec> {
@@ -89,6 +107,20 @@ fn json_response(status: StatusCode, body: &Value) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_card_names_only_what_can_be_reached() {
+        let grpc = |base: &str| endpoints(base, None).grpc;
+        assert_eq!(grpc("http://127.0.0.1:7420").as_deref(), Some("127.0.0.1:7420"));
+        assert_eq!(grpc("https://mesh.example").as_deref(), Some("mesh.example:443"));
+        assert_eq!(grpc("http://[::1]").as_deref(), Some("[::1]:80"));
+        assert_eq!(grpc("https://example.com/towline"), None, "a proxy's path");
+
+        let agent = endpoints("https://mesh.example/t", Some(&"reader".parse().unwrap()));
+        assert_eq!(agent.json_rpc, "https://mesh.example/t/agents/reader");
+        assert_eq!(agent.http_json, "https://mesh.example/t/agents/reader/rest");
+        assert_eq!(agent.tenant.as_deref(), Some("reader"));
+    }
 
     #[test]
     fn a_card_that_the_client_has_is_not_sent_again() {

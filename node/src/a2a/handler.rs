@@ -17,8 +17,8 @@ use towline_core::{
 use towline_trace::{Kind, Span, names};
 
 use super::{
-    A2aSettings, blobs,
-    envelope::Call,
+    A2aSettings, Binding, blobs,
+    call::Call,
     principal::Caller,
     stream::{AtInput, TaskStream, may_subscribe},
 };
@@ -33,6 +33,8 @@ pub(super) struct Asked<'a> {
     pub agent: Option<&'a str>,
     /// Who asks.
     pub caller: Caller,
+    /// Over which binding.
+    pub binding: Binding,
     /// The request.
     pub call: Call,
     /// The `Last-Event-ID` header.
@@ -117,6 +119,8 @@ pub(super) struct Fresh {
     pub node: NodeId,
     /// The span of the method.
     pub trace: TraceContext,
+    /// Most open tasks of one principal, as this node is told.
+    pub most_open: Option<u32>,
 }
 
 /// Answers a request under a span of its own.
@@ -126,10 +130,7 @@ pub(super) async fn handle(
     metadata_trace: Option<TraceContext>,
 ) -> Result<Outcome, WireError> {
     let method = Method::named(&asked.call.method)?;
-    let agent = match asked.agent {
-        None => settings.front_door.clone(),
-        Some(name) => name.parse().map_err(|error| convert::Field::new("agent", format!("{error}")))?,
-    };
+    let agent = named_agent(&asked)?.unwrap_or_else(|| settings.front_door.clone());
     let mut span = method_span(&asked, method);
     if let Some(other) = metadata_trace {
         span.link(other, names::link::METADATA);
@@ -139,6 +140,7 @@ pub(super) async fn handle(
         context: fresh_context()?,
         node: settings.cluster.node_id(),
         trace: span.context(),
+        most_open: settings.most_open,
     };
     let answered = match decide(method, &asked, agent, fresh) {
         Ok(decision) => perform(settings, &asked, decision, &mut span).await,
@@ -183,6 +185,23 @@ impl Method {
     }
 }
 
+/// The agent that is asked: the path names it or, where a binding has no path of its own, the tenant that a client echoes from
+/// the agent's card. None is the front door.
+fn named_agent(asked: &Asked<'_>) -> Result<Option<AgentName>, WireError> {
+    let tenant = asked.call.params.get("tenant").and_then(Value::as_str).filter(|tenant| !tenant.is_empty());
+    let (field, name) = match (asked.agent, tenant) {
+        (Some(agent), Some(tenant)) if agent != tenant => {
+            let problem = format!("is {:?}, and the path names another agent", towline_a2a::shortened(tenant));
+            return Err(convert::Field::new("tenant", problem).into());
+        }
+        (Some(agent), _) => ("agent", agent),
+        (None, Some(tenant)) => ("tenant", tenant),
+        (None, None) => return Ok(None),
+    };
+    let name = name.parse().map_err(|error| convert::Field::new(field, format!("{error}")))?;
+    Ok(Some(name))
+}
+
 /// Turns a request into a decision. Pure: the same request and the same ids make the same decision.
 pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh: Fresh) -> Result<Decision, WireError> {
     let params = asked.call.params.clone();
@@ -208,7 +227,7 @@ pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh:
         }
         Method::ListTasks => {
             let mut request = convert::list_request(params)?;
-            request.filter.agent = asked.agent.is_some().then_some(agent);
+            request.filter.agent = named_agent(asked)?;
             Ok(Decision::Reply(Query::List(request, consistency)))
         }
         Method::CancelTask => {
@@ -265,6 +284,7 @@ fn command(request: SendRequest, caller: &Caller, agent: AgentName, fresh: Fresh
         hop: caller.hop,
         deadline_ms: caller.deadline_ms,
         trace: fresh.trace,
+        most_open: fresh.most_open,
     })))
 }
 
@@ -286,8 +306,8 @@ async fn perform(
             let task = propose(&settings.cluster, principal, command, &span.context()).await?;
             span.set(names::A2A_TASK_ID, task.to_string());
             let answer = match reply_on {
-                ReplyOn::Applied => now(&settings.cluster, task, |task| convert::task(task, TaskView::WHOLE)),
-                ReplyOn::Accepted(view) => now(&settings.cluster, task, |task| convert::send_result(task, view)),
+                ReplyOn::Applied => now(&settings.cluster, task, |task| convert::task(task, TaskView::WHOLE)).await,
+                ReplyOn::Accepted(view) => now(&settings.cluster, task, |task| convert::send_result(task, view)).await,
                 ReplyOn::Settled(view) => settled(settings, task, view).await,
                 ReplyOn::Stream { after } => {
                     describe(span, &settings.cluster, task);
@@ -299,31 +319,27 @@ async fn perform(
         }
         Decision::Reply(Query::Task(task, view, consistency)) => {
             span.set(names::A2A_TASK_ID, task.to_string());
-            let look = |state: &State| state.task_for(principal, task).map(|task| convert::task(task, view));
-            let answer = read(&settings.cluster, consistency, look).await?;
+            let record = read(&settings.cluster, consistency, |state| state.record_for(principal, task)).await?;
+            let found = settings.cluster.recall(task, record).await.map_err(unavailable)?;
             describe(span, &settings.cluster, task);
+            let answer = found.map(|task| convert::task(&task, view));
             let answer = answer.ok_or_else(|| WireError::unknown_task(&task.to_string()))?;
             blobs::shown(settings, answer).await.map(Outcome::Answer)
         }
         Decision::Reply(Query::List(request, consistency)) => {
             let view = TaskView { history: request.history_length, artifacts: request.include_artifacts };
-            let look = |state: &State| {
-                let shown = |task: &Task| task.shown_bytes(view.history, view.artifacts);
-                let page = state.list_within(principal, &request.filter, request.page_size, shown);
-                convert::list_result(&page, request.page_size, view)
-            };
-            let page = read(&settings.cluster, consistency, look).await?;
-            blobs::shown(settings, page).await.map(Outcome::Answer)
+            let look = |state: &State| state.list(principal, &request.filter, request.page_size);
+            let listing = read(&settings.cluster, consistency, look).await?;
+            let archived = settings.cluster.recall_page(listing.archived()).await;
+            let page = listing.page(&archived, |task| task.shown_bytes(view.history, view.artifacts));
+            blobs::shown(settings, convert::list_result(&page, request.page_size, view)).await.map(Outcome::Answer)
         }
         Decision::Reply(Query::Subscribe { task, after }) => {
             span.set(names::A2A_TASK_ID, task.to_string());
-            let read = |state: &State| {
-                let found = state.task_for(principal, task);
-                found.map(|task| may_subscribe(task, after))
-            };
-            let allowed = settings.cluster.read(read).await.map_err(unavailable)?;
+            let record = settings.cluster.read(|state| state.record_for(principal, task)).await.map_err(unavailable)?;
+            let found = settings.cluster.recall(task, record).await.map_err(unavailable)?;
             describe(span, &settings.cluster, task);
-            allowed.ok_or_else(|| WireError::unknown_task(&task.to_string()))??;
+            may_subscribe(found.ok_or_else(|| WireError::unknown_task(&task.to_string()))?.as_ref(), after)?;
             Ok(stream(settings, asked, task, after, AtInput::EndsAfterItsEvent))
         }
     }
@@ -336,28 +352,7 @@ async fn propose(
     command: Command,
     trace: &TraceContext,
 ) -> Result<TaskId, WireError> {
-    let canceled = match &command {
-        Command::Cancel { task } => Some(*task),
-        Command::Submit(_)
-        | Command::Continue { .. }
-        | Command::Report(_)
-        | Command::Resolve(_)
-        | Command::Testify(_)
-        | Command::Found { .. }
-        | Command::MintToken { .. }
-        | Command::Enrol(_)
-        | Command::NodeUp { .. }
-        | Command::NodeLost { .. }
-        | Command::Certify { .. }
-        | Command::RemoveNode { .. }
-        | Command::SetRole { .. }
-        | Command::Drain { .. }
-        | Command::Undrain { .. }
-        | Command::AssignPending
-        | Command::Sweep
-        | Command::Upload { .. }
-        | Command::Note { .. } => None,
-    };
+    let canceled = command.canceled();
     let reply = cluster.propose(Proposal { by: by.clone(), command }, Some(trace)).await.map_err(not_proposed)?;
     match reply {
         Reply::Submitted { task, .. } | Reply::Continued { task } => Ok(task),
@@ -367,9 +362,9 @@ async fn propose(
 }
 
 /// The task as it stands on this node, which has applied what was proposed.
-fn now(cluster: &ClusterHandle, task: TaskId, show: impl FnOnce(&Task) -> Answer) -> Result<Answer, WireError> {
-    let shown = cluster.local(|state| state.task(task).map(show));
-    shown.ok_or_else(|| WireError::unknown_task(&task.to_string()))
+async fn now(cluster: &ClusterHandle, task: TaskId, show: impl FnOnce(&Task) -> Answer) -> Result<Answer, WireError> {
+    let found = cluster.local_task(task).await.map_err(unavailable)?;
+    found.map(|task| show(&task)).ok_or_else(|| WireError::unknown_task(&task.to_string()))
 }
 
 /// The task once it has ended or waits for its client; as it stands after [`MAX_WAIT`], or when the node stops.
@@ -389,7 +384,7 @@ async fn settled(settings: &A2aSettings, task: TaskId, view: TaskView) -> Result
                 () = settings.stopping.cancelled() => false,
             };
         if !go_on {
-            return now(&settings.cluster, task, |task| convert::send_result(task, view));
+            return now(&settings.cluster, task, |task| convert::send_result(task, view)).await;
         }
     }
 }
@@ -402,8 +397,8 @@ fn stream(
     at_input: AtInput,
 ) -> Outcome {
     let principal = asked.caller.principal.clone();
-    let id = asked.call.id.clone();
-    Outcome::Stream(Box::new(TaskStream::new(Arc::clone(settings), principal, task, id, after, at_input)))
+    let binding = asked.binding.clone();
+    Outcome::Stream(Box::new(TaskStream::new(Arc::clone(settings), principal, task, binding, after, at_input)))
 }
 
 fn method_span(asked: &Asked<'_>, method: Method) -> Span {
@@ -420,10 +415,9 @@ fn method_span(asked: &Asked<'_>, method: Method) -> Span {
     let mut span = Span::child(name, Kind::Server, &asked.http);
     span.set(names::A2A_METHOD_NAME, name);
     span.set(names::A2A_PROTOCOL_VERSION, towline_a2a::PROTOCOL_VERSION);
-    span.set(
-        names::JSONRPC_REQUEST_ID,
-        asked.call.id.as_str().map_or_else(|| asked.call.id.to_string(), str::to_owned),
-    );
+    if let Binding::JsonRpc { id } = &asked.binding {
+        span.set(names::JSONRPC_REQUEST_ID, id.as_str().map_or_else(|| id.to_string(), str::to_owned));
+    }
     if let Some(message) = asked.call.params.get("message")
         && let Some(id) = message.get("messageId").and_then(Value::as_str)
     {
@@ -435,7 +429,8 @@ fn method_span(asked: &Asked<'_>, method: Method) -> Span {
 /// Notes on the span which task was answered for, and where it stands.
 fn describe(span: &mut Span, cluster: &ClusterHandle, task: TaskId) {
     let known = cluster.local(|state| {
-        state.task(task).map(|task| (task.context.to_string(), task.agent.to_string(), task.status.state))
+        let live = state.task(task).map(|task| (task.context.to_string(), task.agent.to_string(), task.status.state));
+        live.or_else(|| state.stub(task).map(|stub| (stub.context.to_string(), stub.agent.to_string(), stub.state)))
     });
     if let Some((context, agent, state)) = known {
         span.set(names::GEN_AI_CONVERSATION_ID, context);
@@ -452,7 +447,7 @@ fn fresh_context() -> Result<ContextId, WireError> {
 pub(super) fn not_proposed(error: ProposeError) -> WireError {
     match error {
         ProposeError::Rejected(rejection) => rejection.into(),
-        ProposeError::Unavailable { reason, .. } => WireError::unavailable(reason),
+        ProposeError::Unavailable { reason, retry_after } => WireError::unavailable(reason).retry_after(retry_after),
         ProposeError::Unknown { reason, .. } => WireError::outcome_unknown(reason),
     }
 }

@@ -4,7 +4,7 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{Router, body::Body};
-use http::{Extensions, Request};
+use http::{Extensions, HeaderValue, Request, header};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -68,14 +68,14 @@ pub trait Handshake: Clone + Send + Sync + 'static {
     fn handshake(&self, tcp: TcpStream) -> impl Future<Output = io::Result<(Self::Io, Extensions)>> + Send;
 }
 
-/// No handshake: plain HTTP/1.1.
+/// No handshake: plain HTTP/1.1, and HTTP/2 for whoever begins with it, as gRPC does.
 #[derive(Debug, Clone, Copy)]
 pub struct Plain;
 
 impl Handshake for Plain {
     type Io = TcpStream;
 
-    const HTTP2: bool = false;
+    const HTTP2: bool = true;
 
     async fn handshake(&self, tcp: TcpStream) -> io::Result<(TcpStream, Extensions)> {
         Ok((tcp, Extensions::new()))
@@ -148,6 +148,7 @@ async fn serve_connection<H: Handshake>(
     let service = service_fn(move |request: Request<Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().extend(extensions.clone());
+        name_host(&mut request);
         router.clone().call(request)
     });
     let builder = builder::<H>();
@@ -158,6 +159,15 @@ async fn serve_connection<H: Handshake>(
             }
         }
         () = over => tracing::debug!(%address, "a connection ends with what it was opened with"),
+    }
+}
+
+/// HTTP/2 names the host in `:authority`; everything behind this reads `Host`. An authority counts more than the header
+/// (RFC 9112, 3.2.2).
+fn name_host(request: &mut Request<Body>) {
+    let authority = request.uri().authority().map(|authority| HeaderValue::from_str(authority.as_str()));
+    if let Some(Ok(authority)) = authority {
+        request.headers_mut().insert(header::HOST, authority);
     }
 }
 

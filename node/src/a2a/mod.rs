@@ -1,21 +1,25 @@
-//! The A2A doors of a node: JSON-RPC on the public listener for its callers, and on the peer listener for delegations.
+//! The A2A doors of a node: on the public listener for its callers, and on the peer listener for delegations.
 //!
 //! ```text
-//! listener ─▶ principal ─▶ envelope ─▶ handler::decide ─▶ handler::perform ─▶ one answer | stream
-//!  accept      who asks     JSON-RPC     a Decision          ClusterHandle
+//! listener ─▶ principal ─▶ jsonrpc ─▶ handler::decide ─▶ handler::perform ─▶ one answer | stream
+//!  accept      who asks    rest        a Decision          ClusterHandle
+//!                          grpc: a Call
 //! ```
 //!
-//! Both doors are the same router; only the peer door believes the headers that say on whose behalf an agent acts.
+//! The three bindings differ in how a request is read and an answer is written, and in nothing else. Both doors are the same router; only the peer door believes the headers that say on whose behalf an agent acts.
 //! The SDK gives types, ProtoJSON and error codes. Its router is not used: it fills missing fields with defaults before
 //! a handler sees them, allows one reason per error code, and numbers the frames of a stream by itself.
 
 mod blob_door;
 mod blobs;
+mod call;
 mod cards;
-mod envelope;
+mod grpc;
 mod handler;
+mod jsonrpc;
 pub mod listener;
 pub mod principal;
+mod rest;
 mod stream;
 
 use std::sync::Arc;
@@ -34,8 +38,10 @@ use towline_cluster::ClusterHandle;
 use towline_core::{AgentName, TraceContext};
 use towline_trace::{Kind, Span, names};
 
-use envelope::{Call, Failure};
+use call::{Binding, Call};
 use handler::{Asked, Outcome};
+use jsonrpc::Failure;
+use principal::Caller;
 
 /// What the A2A doors of a node need.
 pub struct A2aSettings {
@@ -47,6 +53,8 @@ pub struct A2aSettings {
     pub public_url: String,
     /// Version of the binary, for the cards.
     pub version: String,
+    /// Most open tasks that one principal may have; none means the default of the core.
+    pub most_open: Option<u32>,
     /// Canceled when the node begins to stop: streams end, so that their clients go on elsewhere, and waits answer.
     pub stopping: CancellationToken,
 }
@@ -71,6 +79,8 @@ pub fn router(settings: Arc<A2aSettings>, door: Door) -> Router {
         .route("/agents/{agent}/", post(at_agent))
         .route("/.well-known/agent-card.json", get(cards::of_mesh))
         .route("/agents/{agent}/.well-known/agent-card.json", get(cards::of_agent))
+        .merge(rest::router())
+        .merge(grpc::router())
         .merge(blob_door::router())
         .with_state(shared)
 }
@@ -93,66 +103,96 @@ async fn at_agent(State(shared): State<Shared>, Path(agent): Path<String>, reque
     answer(&shared, Some(agent), "/agents/{agent}", request).await
 }
 
-/// One request, from its head to the head of its response. The HTTP span ends there: that of a stream does not last as
-/// long as the stream, and is not lost with the node.
+/// One request over JSON-RPC.
 async fn answer(shared: &Shared, agent: Option<String>, route: &'static str, request: Request<Body>) -> Response {
     let (parts, body) = request.into_parts();
-    let received = match principal::caller(&parts, shared) {
-        Ok(caller) => envelope::receive(&parts, body).await.map(|call| (caller, call)),
+    let caller = match principal::caller(&parts, shared) {
+        Ok(caller) => caller,
         Err(refused) => return refused.into_response(),
     };
-    let call = received.as_ref().ok().map(|(_, call)| call);
-    let (mut span, metadata_trace) = http_span(&parts, route, call);
-    let response = match received {
-        Ok((caller, call)) => {
-            let (id, http) = (call.id.clone(), span.context());
-            let asked = Asked {
-                agent: agent.as_deref(),
-                caller,
-                call,
-                last_event_id: last_event_id(&parts),
-                consistency: consistency(&parts),
-                http,
-            };
-            respond(&shared.settings, asked, metadata_trace).await.unwrap_or_else(|error| {
-                span.fail(error.reason, &error.message);
-                Failure::new(id, error).into_response()
-            })
-        }
-        Err(failure) => {
-            span.fail(failure.error.reason, &failure.error.message);
-            failure.into_response()
-        }
+    let (id, received) = match jsonrpc::receive(&parts, body).await {
+        Ok((id, call)) => (id, Ok(call)),
+        Err(failure) => (failure.id, Err(failure.error)),
+    };
+    let binding = Binding::JsonRpc { id: id.clone() };
+    let asking = Asking { parts: &parts, agent: agent.as_deref(), route: route.to_owned(), binding };
+    let (result, mut span) = exchange(shared, asking, caller, received).await;
+    let response = match result {
+        Ok(Outcome::Answer(result)) => jsonrpc::success(id, result),
+        Ok(Outcome::Stream(stream)) => stream.into_response(),
+        Err(error) => Failure::new(id, error).into_response(),
     };
     span.set(names::HTTP_RESPONSE_STATUS_CODE, i64::from(response.status().as_u16()));
     response
 }
 
-async fn respond(
-    settings: &Arc<A2aSettings>,
-    asked: Asked<'_>,
-    metadata_trace: Option<TraceContext>,
-) -> Result<Response, WireError> {
-    let id = asked.call.id.clone();
-    match handler::handle(settings, asked, metadata_trace).await? {
-        Outcome::Answer(result) => Ok(envelope::success(id, result)),
-        Outcome::Stream(stream) => Ok(stream.into_response()),
-    }
+/// The head of a request, and where it came in.
+struct Asking<'a> {
+    parts: &'a Parts,
+    /// The agent in the path; none is the front door.
+    agent: Option<&'a str>,
+    /// The path, with names where values stand.
+    route: String,
+    binding: Binding,
 }
 
-/// The span of the HTTP request. Its parent is the `traceparent` header; where there is none, or it is malformed, that of
-/// the message's metadata. A second trace that came in the metadata is given back, to be linked.
-fn http_span(parts: &Parts, route: &str, call: Option<&Call>) -> (Span, Option<TraceContext>) {
+/// One request of any binding, from its head to the head of its response. The span of the transport ends with the caller:
+/// that of a stream does not last as long as the stream, and is not lost with the node.
+async fn exchange(
+    shared: &Shared,
+    asking: Asking<'_>,
+    caller: Caller,
+    received: Result<Call, WireError>,
+) -> (Result<Outcome, WireError>, Span) {
+    let (mut span, metadata_trace) = transport_span(&asking, received.as_ref().ok());
+    let Asking { parts, agent, binding, .. } = asking;
+    let result = match received {
+        Ok(call) => {
+            let asked = Asked {
+                agent,
+                caller,
+                binding,
+                call,
+                last_event_id: last_event_id(parts),
+                consistency: consistency(parts),
+                http: span.context(),
+            };
+            // Boxed: what all bindings go through is wide, and none of their futures has to hold it.
+            Box::pin(handler::handle(&shared.settings, asked, metadata_trace)).await
+        }
+        Err(error) => Err(error),
+    };
+    if let Err(error) = &result {
+        span.fail(error.reason, &error.message);
+    }
+    (result, span)
+}
+
+/// The span of the request as HTTP or gRPC. Its parent is the `traceparent` header; where there is none, or it is malformed,
+/// that of the message's metadata. A second trace that came in the metadata is given back, to be linked.
+fn transport_span(asking: &Asking<'_>, call: Option<&Call>) -> (Span, Option<TraceContext>) {
+    let Asking { parts, route, binding, .. } = asking;
     let header: Option<TraceContext> =
         parts.headers.get("traceparent").and_then(|value| value.to_str().ok()).and_then(|text| text.parse().ok());
     let metadata = call.and_then(Call::trace);
-    let name = format!("POST {route}");
+    let name = match binding {
+        Binding::JsonRpc { .. } | Binding::HttpJson => format!("{} {route}", parts.method),
+        Binding::Grpc => route.trim_start_matches('/').to_owned(),
+    };
     let mut span = match header.or(metadata) {
         Some(parent) => Span::child(name, Kind::Server, &parent),
         None => Span::root(name, Kind::Server),
     };
-    span.set(names::HTTP_REQUEST_METHOD, "POST");
-    span.set(names::HTTP_ROUTE, route.to_owned());
+    match binding {
+        Binding::JsonRpc { .. } | Binding::HttpJson => {
+            span.set(names::HTTP_REQUEST_METHOD, parts.method.to_string());
+            span.set(names::HTTP_ROUTE, route.clone());
+        }
+        Binding::Grpc => {
+            span.set(names::RPC_SYSTEM_NAME, "grpc");
+            span.set(names::RPC_METHOD, route.trim_start_matches('/').to_owned());
+        }
+    }
     if let Some(listener::PeerAddress(address)) = parts.extensions.get() {
         span.set(names::CLIENT_ADDRESS, address.ip().to_string());
     }
@@ -178,9 +218,14 @@ pub(crate) fn blob_range_of(text: &str, length: u64) -> Option<std::ops::Range<u
     }
 }
 
+/// What the path and the query of an HTTP+JSON request ask: for fuzzing.
+pub(crate) fn fuzz_http_request(path: &str, query: &str) {
+    rest::fuzz(path, query);
+}
+
 /// The parameters of a request, with what is read on the way: for fuzzing.
 pub(crate) fn fuzz_request(body: &[u8]) -> Option<serde_json::Value> {
-    let call = envelope::parse(body).ok()?;
+    let (_, call) = jsonrpc::parse(body).ok()?;
     let _ = call.trace();
     Some(call.params)
 }

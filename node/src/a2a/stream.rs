@@ -1,8 +1,9 @@
 //! The events of a task as server-sent events: what a subscriber sees, in order, without a gap or a duplicate.
 //!
 //! A stream holds no queue. It remembers the index of the last event that it sent and reads what follows from the
-//! replicated state, a page at a time, so a slow client costs one page and a lost wake-up costs nothing. Each frame is a
-//! JSON-RPC answer around a `StreamResponse`; its SSE id is the event's index.
+//! replicated state, or from the archive once the task is there, a page at a time, so a slow client costs one page and a
+//! lost wake-up costs nothing. Each frame is a `StreamResponse`, in JSON-RPC inside an answer; its SSE id is the event's
+//! index. Over gRPC the same stream is read item by item.
 //!
 //! | the client knows event n | it is sent |
 //! |---|---|
@@ -27,9 +28,9 @@ use towline_a2a::{
     convert::{self, Answer},
 };
 use towline_cluster::TaskWatch;
-use towline_core::{Event, EventKind, Part, Principal, Task, TaskId, TaskState};
+use towline_core::{Event, EventKind, Part, Principal, Record, Task, TaskId, TaskState};
 
-use super::{A2aSettings, blobs, envelope::envelope};
+use super::{A2aSettings, Binding, blobs, jsonrpc::envelope};
 
 /// How often a silent stream shows that it is alive, so that proxies and clients do not take it for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -109,18 +110,29 @@ pub(super) struct TaskStream {
     settings: Arc<A2aSettings>,
     principal: Principal,
     task: TaskId,
-    /// Id of the JSON-RPC request.
-    id: Value,
+    binding: Binding,
     at_input: AtInput,
     watch: TaskWatch,
     after: Option<u64>,
     sent: Sent,
     page: VecDeque<(u64, Answer)>,
+    /// The record from the archive: it does not change any more.
+    archived: Option<Arc<Task>>,
+}
+
+/// What a stream says next.
+pub(super) enum Item {
+    /// An event, or the task as it stands, and the index of the last event in it.
+    Event(u64, Value),
+    /// It is alive, and has nothing to say.
+    Silence,
 }
 
 enum Page {
     Frames(VecDeque<(u64, Answer)>, Sent),
     Nothing,
+    /// Its record is on no node that answers now.
+    Later,
     Over,
 }
 
@@ -129,16 +141,17 @@ impl TaskStream {
         settings: Arc<A2aSettings>,
         principal: Principal,
         task: TaskId,
-        id: Value,
+        binding: Binding,
         after: Option<u64>,
         at_input: AtInput,
     ) -> Self {
         let watch = settings.cluster.watch_task(task);
-        Self { settings, principal, task, id, at_input, watch, after, sent: Sent::Nothing, page: VecDeque::new() }
+        let (sent, page) = (Sent::Nothing, VecDeque::new());
+        Self { settings, principal, task, binding, at_input, watch, after, sent, page, archived: None }
     }
 
-    /// The next bytes; none at the end.
-    async fn next(&mut self) -> Option<Bytes> {
+    /// What it says next; none at the end.
+    pub(super) async fn next(&mut self) -> Option<Item> {
         loop {
             if let Some((index, mut answer)) = self.page.pop_front() {
                 if let Err(error) = blobs::show(&self.settings, &mut answer).await {
@@ -147,22 +160,28 @@ impl TaskStream {
                     if self.is_stopping_within(CONTENT_PAUSE).await {
                         return None;
                     }
-                    return Some(Bytes::from_static(b": keep-alive\n\n"));
+                    return Some(Item::Silence);
                 }
                 self.after = Some(index);
-                return frame(&self.id, index, &answer);
+                return encoded(index, &answer);
             }
-            match self.read_page() {
+            match self.read_page().await {
                 Page::Frames(frames, kind) => {
                     self.page = frames;
                     self.sent = kind;
                 }
                 Page::Over => return None,
+                Page::Later => {
+                    if self.is_stopping_within(CONTENT_PAUSE).await {
+                        return None;
+                    }
+                    return Some(Item::Silence);
+                }
                 Page::Nothing => {
                     tokio::select! {
                         () = self.watch.changed() => {}
                         () = self.settings.stopping.cancelled() => return None,
-                        () = tokio::time::sleep(KEEP_ALIVE) => return Some(Bytes::from_static(b": keep-alive\n\n")),
+                        () = tokio::time::sleep(KEEP_ALIVE) => return Some(Item::Silence),
                     }
                 }
             }
@@ -173,19 +192,34 @@ impl TaskStream {
         tokio::time::timeout(time, self.settings.stopping.cancelled()).await.is_ok()
     }
 
-    fn read_page(&self) -> Page {
-        self.settings.cluster.local(|state| match state.task_for(&self.principal, self.task) {
-            Some(task) => page(task, self.after, self.sent, self.at_input),
+    async fn read_page(&mut self) -> Page {
+        if let Some(task) = &self.archived {
+            return page(task, self.after, self.sent, self.at_input);
+        }
+        let cluster = &self.settings.cluster;
+        let record = cluster.local(|state| state.record_for(&self.principal, self.task));
+        let is_archived = record == Some(Record::Archived);
+        match cluster.recall(self.task, record).await {
+            Ok(Some(task)) => {
+                let next = page(&task, self.after, self.sent, self.at_input);
+                self.archived = is_archived.then_some(task);
+                next
+            }
             // Swept while it was streamed.
-            None => Page::Over,
-        })
+            Ok(None) => Page::Over,
+            Err(error) => {
+                tracing::warn!(task = %self.task, %error, "a stream goes on once the record can be read");
+                Page::Later
+            }
+        }
     }
 }
 
 impl IntoResponse for TaskStream {
     fn into_response(self) -> Response {
         let frames = futures::stream::unfold(self, |mut stream| async move {
-            let bytes = stream.next().await?;
+            let item = stream.next().await?;
+            let bytes = frame(&stream.binding, item);
             Some((Ok::<_, std::convert::Infallible>(bytes), stream))
         });
         let headers = [
@@ -232,18 +266,24 @@ fn size(event: &Event) -> usize {
     }
 }
 
-/// One server-sent event. JSON text has no line breaks, so its data is one line.
-fn frame(id: &Value, index: u64, answer: &Answer) -> Option<Bytes> {
+fn encoded(index: u64, answer: &Answer) -> Option<Item> {
     match answer.encode() {
-        Ok(result) => {
-            let data = envelope(id.clone(), "result", result);
-            Some(Bytes::from(format!("id: {index}\ndata: {data}\n\n")))
-        }
+        Ok(event) => Some(Item::Event(index, event)),
         Err(error) => {
             tracing::error!(%error, index, "encode an event");
             None
         }
     }
+}
+
+/// One server-sent event. JSON text has no line breaks, so its data is one line.
+fn frame(binding: &Binding, item: Item) -> Bytes {
+    let (index, data) = match (item, binding) {
+        (Item::Silence, _) => return Bytes::from_static(b": keep-alive\n\n"),
+        (Item::Event(index, event), Binding::JsonRpc { id }) => (index, envelope(id.clone(), "result", event)),
+        (Item::Event(index, event), Binding::HttpJson | Binding::Grpc) => (index, event),
+    };
+    Bytes::from(format!("id: {index}\ndata: {data}\n\n"))
 }
 
 #[cfg(test)]

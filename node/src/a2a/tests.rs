@@ -17,6 +17,8 @@ use towline_core::{
 
 use super::*;
 
+mod bindings;
+
 /// A wait of a test: far above what is measured, since machines are busy.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -102,6 +104,33 @@ async fn every_stream_of_a_task_shows_the_same_events_from_wherever_it_begins() 
     let beyond = rest(client.subscribe(&id, Some(99), None).await.unwrap()).await;
     assert!(matches!(&beyond[..], [StreamItem { id: Some(5), event: StreamEvent::Task(_), .. }]), "{beyond:?}");
     assert!(client.subscribe(&id, None, None).await.unwrap_err().is_unsupported());
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_archived_task_is_read_listed_and_streamed_as_before() {
+    let node = Node::start().await;
+    let client = node.client("/agents/reader");
+    let mut sender = client.stream(&message("m-1", "hello"), SendOptions::default(), None).await.unwrap();
+    let first = item(&mut sender).await;
+    let StreamEvent::Task(task) = &first.event else { panic!("not the task: {first:?}") };
+    let id = task.id.clone();
+    node.report(&id, vec![chunk("one", false), chunk("two", true)]).await;
+    node.finish(&id, TaskState::Completed).await;
+    let before = client.get_task(&id, None, None).await.unwrap();
+
+    node.archive(&id).await;
+
+    let after = client.get_task(&id, None, None).await.unwrap();
+    assert_eq!((after.state, after.artifacts[0].text()), (TaskState::Completed, "onetwo".to_owned()));
+    assert_eq!(after.history.len(), before.history.len());
+    let page = client.list_tasks(&ListQuery::default(), None).await.unwrap();
+    assert_eq!((page.total_size, &page.tasks[0].id), (1, &id));
+    let all: Vec<StreamItem> = rest(sender).await;
+    let resumed = rest(client.subscribe(&id, Some(1), None).await.unwrap()).await;
+    assert_eq!(raws(&resumed), raws(&all), "what follows the first event");
+    let sent = task_of(client.send(&message("m-1", "hello"), SendOptions::default(), None).await.unwrap());
+    assert_eq!((sent.id, sent.state), (id, TaskState::Completed), "the same message");
     node.stop().await;
 }
 
@@ -310,7 +339,8 @@ async fn the_peer_door_opens_for_members_under_their_own_key_and_closes_with_the
         .unwrap();
     let addresses = NodeAddresses { http: "http://127.0.0.1:2".into(), peer: "127.0.0.1:2".into() };
     let (token_hash, request) = ("t".to_owned(), uuid::Uuid::from_u128(1));
-    let enrolment = Enrolment { token_hash, request, name: "b".into(), addresses, key: Some(key.clone()) };
+    let enrolment =
+        Enrolment { token_hash, request, name: "b".into(), addresses, key: Some(key.clone()), knows_labels: true };
     let by = Principal::Node(handle.node_id());
     let enrolled = handle.propose(Proposal { by, command: Command::Enrol(enrolment) }, None).await.unwrap();
     let Reply::Enrolled { node: other, .. } = enrolled else { panic!("{enrolled:?}") };
@@ -369,15 +399,21 @@ impl Node {
             description: format!("The {name}."),
             placement: Placement::EveryNode,
             tags: Vec::new(),
+            queue: None,
+            labels: towline_core::Labels::new(),
         });
         let handle = cluster.handle();
-        handle.register(Registration { capacity: 8, agents: agents.to_vec() }).await.unwrap();
+        handle
+            .register(Registration { capacity: 8, agents: agents.to_vec(), labels: towline_core::Labels::new() })
+            .await
+            .unwrap();
         let stopping = CancellationToken::new();
         let settings = Arc::new(A2aSettings {
             cluster: handle,
             front_door: "surveyor".parse().unwrap(),
             public_url: url.clone(),
             version: "0".into(),
+            most_open: None,
             stopping: stopping.clone(),
         });
         let router = router(settings, Door::Public);
@@ -393,6 +429,7 @@ impl Node {
             front_door: "surveyor".parse().unwrap(),
             public_url: self.url.clone(),
             version: "0".into(),
+            most_open: None,
             stopping: self.stopping.clone(),
         });
         let body = serde_json::json!({ "jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {} }).to_string();
@@ -441,6 +478,13 @@ impl Node {
 
     async fn finish(&self, task: &str, state: TaskState) {
         self.report(task, vec![OwnerWord::Finished { state, message: None }]).await;
+    }
+
+    async fn archive(&self, task: &str) {
+        let (id, handle): (TaskId, _) = (task.parse().unwrap(), self.cluster.handle());
+        let by = Principal::Node(handle.node_id());
+        handle.propose(Proposal { by, command: Command::Archive { tasks: vec![id] } }, None).await.unwrap();
+        assert!(handle.local(|state| state.stub(id).is_some()));
     }
 
     /// Starts a question of the agent, and asks it.

@@ -59,7 +59,7 @@ pub(super) async fn resolve(
     let step = decision.step;
     let verdict = decision.verdict()?;
     let word = verdict.word();
-    let trace = api.cluster.read(|state| state.task(task).map(|task| task.trace)).await?;
+    let trace = api.cluster.task(task).await?.map(|task| task.trace);
     let mut span = Span::child(format!("POST {ROUTE}"), Kind::Server, &trace.ok_or_else(|| unknown_task(task))?);
     span.set(names::A2A_TASK_ID, task.to_string());
     let request = uuid::Uuid::now_v7();
@@ -69,8 +69,11 @@ pub(super) async fn resolve(
         span.fail(names::error::UNAVAILABLE, &error.to_string());
         return Err(refused(error));
     }
-    let shown = api.cluster.local(|state| state.task(task).map(|task| shown(task, request, word)));
-    shown.map(|answer| Json(answer).into_response()).ok_or_else(|| unknown_task(task))
+    let found = api.cluster.local_task(task).await?;
+    found
+        .map(|task| shown(&task, request, word))
+        .map(|answer| Json(answer).into_response())
+        .ok_or_else(|| unknown_task(task))
 }
 
 fn shown(task: &Task, request: uuid::Uuid, word: &str) -> serde_json::Value {

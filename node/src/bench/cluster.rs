@@ -9,10 +9,10 @@
 //! | get | `Peer.Note`: leadership confirmed by a quorum, applied up to there, read | `KV.Range`, linearizable |
 //! | transport | mutual TLS, to the clients and between the nodes | plain, its default |
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{collections::BTreeMap, path::Path};
 
-use towline_cluster::{PeerCaller, PeerCredentials};
-use towline_core::{Command, NodeId, Principal, Proposal};
+use towline_cluster::PeerCaller;
+use towline_core::{Command, Principal, Proposal};
 
 use super::{
     BenchError,
@@ -20,19 +20,13 @@ use super::{
     keys::Keys,
     load::{Measured, Worker, drive},
     machine::{Machine, cpu_of, load},
-    nodes::Nodes,
-    options::{ClusterArgs, Plan, Versus, check_clients},
+    options::{ClusterArgs, Plan},
     report::{Report, Row},
+    subjects::{self, OURS, Server, Subject, Towline},
 };
 
 /// Most connections of one subject: clients share them, as the callers of one node do.
 const CONNECTIONS: u32 = 4;
-
-/// What our own rows are called.
-const OURS: &str = "towline";
-
-/// What etcd's rows are called.
-const ETCD: &str = "etcd";
 
 /// Proposes notes, one after the other.
 struct Proposals {
@@ -81,165 +75,183 @@ impl Operation {
     }
 }
 
-/// Everything that is measured.
-struct Subjects {
-    nodes: Nodes,
-    leader: NodeId,
-    credentials: Arc<PeerCredentials>,
-    etcd: Option<Etcd>,
-    keys: Keys,
-}
-
-type Results = BTreeMap<(Operation, u32, &'static str), Measured>;
+/// What each subject showed at each point.
+type Results = BTreeMap<(Operation, u32, usize), Measured>;
 
 pub(super) async fn run(args: &ClusterArgs, dir: &Path) -> Result<Report, BenchError> {
-    check_clients(&args.clients)?;
-    let plan = args.pace.check()?;
+    let plan = args.check()?;
     let machine = Machine::of_this(dir);
-    let subjects = Subjects::start(args, dir).await?;
-    let results = subjects.measure(args, plan).await;
-    let versions = subjects.versions();
-    subjects.stop().await;
-    let rows = rows(&results?);
+    let subjects = subjects::start(args, dir).await?;
+    let results = measure(&subjects, args, plan).await;
+    let names: Vec<String> = subjects.iter().map(|subject| subject.name.clone()).collect();
+    let versions = subjects.iter().map(|subject| (subject.name.clone(), subject.version.clone())).collect();
+    subjects::stop(subjects).await;
+    let rows = rows(&names, &results?);
     Ok(Report { machine, load_after: load(), subjects: versions, rows })
 }
 
-impl Subjects {
-    async fn start(args: &ClusterArgs, dir: &Path) -> Result<Self, BenchError> {
-        let etcd = match args.vs {
-            Some(Versus::Etcd) => Some(Etcd::start(&dir.join(ETCD)).await?),
-            None => None,
-        };
-        let nodes = Nodes::start(&dir.join(OURS)).await?;
-        let leader = nodes.leader().await?;
-        let credentials = Arc::new(nodes.credentials().await?);
-        Ok(Self { nodes, leader, credentials, etcd, keys: Keys::default() })
+/// All points in turn, the subjects one after the other at each, as often as the plan says. Every second round goes through
+/// the subjects from behind, so that none always has the machine that another has just warmed.
+async fn measure(subjects: &[Subject], args: &ClusterArgs, plan: Plan) -> Result<Results, BenchError> {
+    let keys = Keys::default();
+    for subject in subjects {
+        fill(subject, &keys).await?;
     }
-
-    async fn stop(self) {
-        self.nodes.stop().await;
-        if let Some(etcd) = self.etcd {
-            etcd.stop().await;
-        }
-    }
-
-    fn versions(&self) -> BTreeMap<String, String> {
-        let ours = (OURS.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-        let etcd = self.etcd.as_ref().map(|etcd| (ETCD.to_owned(), etcd.version.clone()));
-        std::iter::once(ours).chain(etcd).collect()
-    }
-
-    /// All points in turn, the subjects one after the other at each, as often as the plan says.
-    async fn measure(&self, args: &ClusterArgs, plan: Plan) -> Result<Results, BenchError> {
-        self.fill().await?;
-        let mut results = Results::new();
-        for _ in 0..plan.rounds {
-            for clients in &args.clients {
-                for operation in [Operation::Put, Operation::Get] {
-                    let ours = self.ours(operation, *clients, plan).await?;
-                    add(&mut results, (operation, *clients, OURS), &ours);
-                    if let Some(etcd) = &self.etcd {
-                        let theirs = self.etcds(etcd, operation, *clients, plan).await?;
-                        add(&mut results, (operation, *clients, ETCD), &theirs);
-                    }
+    let mut results = Results::new();
+    for round in 0..plan.rounds {
+        for clients in &args.clients {
+            for operation in [Operation::Put, Operation::Get] {
+                let mut order: Vec<usize> = (0..subjects.len()).collect();
+                if round % 2 == 1 {
+                    order.reverse();
+                }
+                for at in order {
+                    let measured = point(&subjects[at], operation, *clients, plan, &keys).await?;
+                    results.entry((operation, *clients, at)).or_insert_with(Measured::new).add(&measured);
                 }
             }
         }
-        Ok(results)
     }
+    Ok(results)
+}
 
-    /// Writes every key once, so that every read finds something.
-    async fn fill(&self) -> Result<(), BenchError> {
-        let failed = |reason| BenchError::NothingDone { operation: "first write of a key".to_owned(), reason };
-        let etcd = self.etcd.as_ref().map(|etcd| EtcdClient::new(&etcd.leader_url)).transpose()?;
-        let caller = self.caller()?;
-        let mut writers = tokio::task::JoinSet::new();
-        for slice in self.keys.all().collect::<Vec<_>>().chunks(FILL_SLICE) {
-            let (slice, mut caller, mut etcd) = (slice.to_vec(), caller.clone(), etcd.clone());
-            writers.spawn(async move {
-                for (key, value, version) in slice {
-                    if let Some(etcd) = &mut etcd {
-                        etcd.put(&key, &value).await?;
-                    }
+/// Writes every key once, so that every read finds something.
+async fn fill(subject: &Subject, keys: &Keys) -> Result<(), BenchError> {
+    let failed = |reason| BenchError::NothingDone { operation: "first write of a key".to_owned(), reason };
+    let etcd = subject.etcd_client()?;
+    let caller = match &subject.server {
+        Server::Towline(towline) => Some(towline.caller()?),
+        Server::Etcd(_) => None,
+    };
+    let mut writers = tokio::task::JoinSet::new();
+    for slice in keys.all().collect::<Vec<_>>().chunks(FILL_SLICE) {
+        let (slice, mut caller, mut etcd) = (slice.to_vec(), caller.clone(), etcd.clone());
+        writers.spawn(async move {
+            for (key, value, version) in slice {
+                if let Some(etcd) = &mut etcd {
+                    etcd.put(&key, &value).await?;
+                }
+                if let Some(caller) = &mut caller {
                     let command = Command::Note { key, value, version };
                     let proposal = Proposal { by: Principal::Operator, command };
                     caller.propose(&proposal).await.map_err(|error| error.to_string())?;
                 }
-                Ok(())
-            });
+            }
+            Ok(())
+        });
+    }
+    while let Some(written) = writers.join_next().await {
+        written.unwrap_or_else(|error| Err(error.to_string())).map_err(failed)?;
+    }
+    Ok(())
+}
+
+async fn point(
+    subject: &Subject,
+    operation: Operation,
+    clients: u32,
+    plan: Plan,
+    keys: &Keys,
+) -> Result<Measured, BenchError> {
+    let pids = subject.pids();
+    let cpu = || cpu_of(&pids);
+    let measured = match &subject.server {
+        Server::Towline(towline) => of_towline(towline, operation, clients, plan, keys, cpu).await?,
+        Server::Etcd(etcd) => of_etcd(etcd, operation, clients, plan, keys, cpu).await?,
+    };
+    measured.check(operation.name())?;
+    Ok(measured)
+}
+
+async fn of_towline(
+    towline: &Towline,
+    operation: Operation,
+    clients: u32,
+    plan: Plan,
+    keys: &Keys,
+    cpu: impl Fn() -> std::time::Duration,
+) -> Result<Measured, BenchError> {
+    let connections: Vec<PeerCaller> =
+        (0..clients.min(CONNECTIONS)).map(|_| towline.caller()).collect::<Result<_, _>>()?;
+    let shared = connections.iter().cycle().take(clients as usize).cloned();
+    Ok(match operation {
+        Operation::Put => {
+            let workers = shared.map(|caller| Proposals { caller, keys: keys.clone() });
+            drive(workers.collect(), plan.seconds, cpu).await
         }
-        while let Some(written) = writers.join_next().await {
-            written.unwrap_or_else(|error| Err(error.to_string())).map_err(failed)?;
+        Operation::Get => {
+            let workers = shared.map(|caller| Reads { caller, keys: keys.clone() });
+            drive(workers.collect(), plan.seconds, cpu).await
         }
-        Ok(())
-    }
+    })
+}
 
-    fn caller(&self) -> Result<PeerCaller, BenchError> {
-        Ok(self.credentials.caller(self.leader, &self.nodes.peer_address(self.leader))?)
-    }
-
-    async fn ours(&self, operation: Operation, clients: u32, plan: Plan) -> Result<Measured, BenchError> {
-        let connections: Vec<PeerCaller> =
-            (0..clients.min(CONNECTIONS)).map(|_| self.caller()).collect::<Result<_, _>>()?;
-        let pids = self.nodes.pids();
-        let cpu = || cpu_of(&pids);
-        let shared = connections.iter().cycle().take(clients as usize).cloned();
-        let measured = match operation {
-            Operation::Put => {
-                let workers = shared.map(|caller| Proposals { caller, keys: self.keys.clone() });
-                drive(workers.collect(), plan.seconds, cpu).await
-            }
-            Operation::Get => {
-                let workers = shared.map(|caller| Reads { caller, keys: self.keys.clone() });
-                drive(workers.collect(), plan.seconds, cpu).await
-            }
-        };
-        measured.check(operation.name())?;
-        Ok(measured)
-    }
-
-    async fn etcds(&self, etcd: &Etcd, operation: Operation, clients: u32, plan: Plan) -> Result<Measured, BenchError> {
-        let connections: Vec<EtcdClient> =
-            (0..clients.min(CONNECTIONS)).map(|_| EtcdClient::new(&etcd.leader_url)).collect::<Result<_, _>>()?;
-        let pids = etcd.pids();
-        let cpu = || cpu_of(&pids);
-        let shared = connections.iter().cycle().take(clients as usize).cloned();
-        let measured = match operation {
-            Operation::Put => {
-                let workers = shared.map(|client| Puts { client, keys: self.keys.clone() });
-                drive(workers.collect(), plan.seconds, cpu).await
-            }
-            Operation::Get => {
-                let workers = shared.map(|client| Gets { client, keys: self.keys.clone() });
-                drive(workers.collect(), plan.seconds, cpu).await
-            }
-        };
-        measured.check(operation.name())?;
-        Ok(measured)
-    }
+async fn of_etcd(
+    etcd: &Etcd,
+    operation: Operation,
+    clients: u32,
+    plan: Plan,
+    keys: &Keys,
+    cpu: impl Fn() -> std::time::Duration,
+) -> Result<Measured, BenchError> {
+    let connections: Vec<EtcdClient> =
+        (0..clients.min(CONNECTIONS)).map(|_| EtcdClient::new(&etcd.leader_url)).collect::<Result<_, _>>()?;
+    let shared = connections.iter().cycle().take(clients as usize).cloned();
+    Ok(match operation {
+        Operation::Put => {
+            let workers = shared.map(|client| Puts { client, keys: keys.clone() });
+            drive(workers.collect(), plan.seconds, cpu).await
+        }
+        Operation::Get => {
+            let workers = shared.map(|client| Gets { client, keys: keys.clone() });
+            drive(workers.collect(), plan.seconds, cpu).await
+        }
+    })
 }
 
 /// Keys that one writer fills: some hundred writers go side by side.
 const FILL_SLICE: usize = 100;
 
-fn add(results: &mut Results, point: (Operation, u32, &'static str), measured: &Measured) {
-    results.entry(point).or_insert_with(Measured::new).add(measured);
-}
-
-/// One row per point; ours say how they stand to etcd's.
-fn rows(results: &Results) -> Vec<Row> {
-    let row = |(operation, clients, subject): (Operation, u32, &'static str)| {
-        let measured = results.get(&(operation, clients, subject))?;
-        Some(Row::of(operation.name(), subject, clients, measured))
+/// One row per point. Each other subject's row says how ours stands to it, and ours how it stands to the first of them.
+fn rows(names: &[String], results: &Results) -> Vec<Row> {
+    let row = |(operation, clients, at): (Operation, u32, usize)| {
+        let measured = results.get(&(operation, clients, at))?;
+        Some(Row::of(operation.name(), &names[at], clients, measured))
     };
     let mut rows = Vec::new();
-    for (operation, clients, subject) in results.keys().copied() {
-        let Some(own) = row((operation, clients, subject)) else { continue };
-        let other = if subject == OURS { row((operation, clients, ETCD)) } else { None };
-        rows.push(match other {
-            Some(other) => own.compared_with(&other),
-            None => own,
+    for (operation, clients, at) in results.keys().copied() {
+        let Some(own) = row((operation, clients, at)) else { continue };
+        let ours = row((operation, clients, 0)).unwrap_or_default();
+        rows.push(match (at, row((operation, clients, 1))) {
+            (0, Some(first)) => own.compared_with(&first),
+            (0, None) => own,
+            (_, _) => {
+                let Row { ratio, p99_ratio, .. } = ours.compared_with(&own);
+                Row { ratio, p99_ratio, ..own }
+            }
         });
     }
+    debug_assert!(names.first().is_none_or(|name| name == OURS));
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn every_other_subject_says_how_ours_stands_to_it() {
+        let measured = |count: u32| {
+            let mut measured = Measured::new();
+            (0..count).for_each(|_| measured.record(Duration::from_millis(1)));
+            measured.window = Duration::from_secs(1);
+            measured
+        };
+        let results = [(0, 30), (1, 20), (2, 10)].map(|(at, count)| ((Operation::Put, 1, at), measured(count)));
+        let names = [OURS, "etcd 3.4.23", "etcd 3.7.0"].map(str::to_owned);
+        let rows = rows(&names, &Results::from_iter(results));
+        let ratios: Vec<(&str, Option<f64>)> = rows.iter().map(|row| (row.subject.as_str(), row.ratio)).collect();
+        assert_eq!(ratios, [(OURS, Some(1.5)), ("etcd 3.4.23", Some(1.5)), ("etcd 3.7.0", Some(3.0))]);
+    }
 }

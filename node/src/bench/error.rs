@@ -18,6 +18,14 @@ pub enum BenchError {
         /// The largest number that it takes.
         most: u64,
     },
+    /// More programs than a machine can be shared by.
+    #[error("{option}: expected at most {most}")]
+    TooMany {
+        /// The option.
+        option: &'static str,
+        /// How often it may be given.
+        most: usize,
+    },
     /// The nodes did not start, or one ended.
     #[error("run the nodes")]
     Nodes(#[from] DemoError),
@@ -43,7 +51,9 @@ pub enum BenchError {
         source: io::Error,
     },
     /// The program to compare with is not there.
-    #[error("etcd is not in PATH: install it (on Debian: apt-get install etcd-server), or leave out --vs etcd")]
+    #[error(
+        "etcd is not in PATH: install it (on Debian: apt-get install etcd-server), name one with --etcd, or leave out --vs etcd"
+    )]
     NoEtcd,
     /// It is there, and did not work.
     #[error("{action}: {reason}")]

@@ -179,9 +179,13 @@ pub(super) struct Etcd {
 }
 
 impl Etcd {
+    /// The program that is in PATH.
+    pub(super) fn in_path() -> Result<PathBuf, BenchError> {
+        find_in_path("etcd").ok_or(BenchError::NoEtcd)
+    }
+
     /// Starts them in a folder.
-    pub(super) async fn start(dir: &Path) -> Result<Self, BenchError> {
-        let program = find_in_path("etcd").ok_or(BenchError::NoEtcd)?;
+    pub(super) async fn start(program: &Path, dir: &Path) -> Result<Self, BenchError> {
         fs::create_dir_all(dir).map_err(|source| file("make folder", dir, source))?;
         let ports = free_ports(2 * MEMBERS).map_err(|source| file("find free ports for", dir, source))?;
         let urls: Vec<(String, String)> = ports.chunks_exact(2).map(|pair| (url(pair[0]), url(pair[1]))).collect();
@@ -189,7 +193,7 @@ impl Etcd {
         let cluster = peers.collect::<Vec<_>>().join(",");
         let mut members = Vec::new();
         for (at, (client, peer)) in urls.iter().enumerate() {
-            members.push(spawn(&program, dir, at, client, peer, &cluster)?);
+            members.push(spawn(program, dir, at, client, peer, &cluster)?);
         }
         let mut etcd = Self { members, leader_url: String::new(), version: String::new() };
         etcd.wait_for_leader().await?;

@@ -62,6 +62,16 @@ pub(super) fn rss_kb(pid: u32) -> u64 {
     kilobytes(&format!("/proc/{pid}/status"), "VmRSS")
 }
 
+/// Files and sockets that a process has open.
+pub(super) fn open_files(pid: u32) -> u64 {
+    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |files| files.count() as u64)
+}
+
+/// Threads of a process.
+pub(super) fn threads(pid: u32) -> u64 {
+    field(&format!("/proc/{pid}/status"), "Threads").and_then(|count| count.parse().ok()).unwrap_or(0)
+}
+
 /// User and system time are the 14th and 15th field; the second, the program's name in brackets, may hold blanks.
 fn ticks_of(pid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -100,6 +110,7 @@ mod tests {
     fn this_process_uses_memory_and_the_machine_is_known() {
         assert!(rss_kb(std::process::id()) > 100);
         assert!(ticks_of(std::process::id()).is_some());
+        assert!(open_files(std::process::id()) > 2 && threads(std::process::id()) > 0);
         let machine = Machine::of_this(Path::new("/"));
         assert!(machine.memory_mb > 0 && machine.cores > 0 && !machine.kernel.is_empty(), "{machine}");
         assert_ne!(machine.file_system, "unknown");

@@ -9,6 +9,7 @@
 
 mod adopt;
 mod cluster;
+mod delegation;
 mod error;
 mod etcd;
 mod idle;
@@ -18,10 +19,12 @@ mod machine;
 mod nodes;
 mod options;
 mod report;
+mod soak;
+mod subjects;
 mod task;
 
 pub use error::BenchError;
-pub use options::{AdoptArgs, BenchCommand, ClusterArgs, Common, IdleArgs, Pace, TaskArgs};
+pub use options::{AdoptArgs, BenchCommand, ClusterArgs, Common, DelegationArgs, IdleArgs, Pace, SoakArgs, TaskArgs};
 
 use std::path::Path;
 
@@ -49,5 +52,7 @@ async fn measure(command: &BenchCommand, dir: &Path) -> Result<Report, BenchErro
         BenchCommand::Task(args) => Box::pin(task::run(args, dir)).await,
         BenchCommand::Adopt(args) => Box::pin(adopt::run(args, dir)).await,
         BenchCommand::Idle(args) => Box::pin(idle::run(args, dir)).await,
+        BenchCommand::Delegation(args) => Box::pin(delegation::run(args, dir)).await,
+        BenchCommand::Soak(args) => Box::pin(soak::run(args, dir)).await,
     }
 }

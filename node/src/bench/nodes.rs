@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use towline_cluster::PeerCredentials;
+use towline_cluster::{PeerCredentials, finished::retaining};
 use towline_core::NodeId;
 
 use super::BenchError;
@@ -56,12 +56,31 @@ pub(super) struct Nodes {
 impl Nodes {
     /// Three nodes with the agents of the bench.
     pub(super) async fn start(dir: &Path) -> Result<Self, BenchError> {
-        Self::start_some(dir, usize::MAX, AGENTS).await
+        Self::start_program(&this_program()?, dir).await
+    }
+
+    /// The same of another build.
+    pub(super) async fn start_program(program: &Path, dir: &Path) -> Result<Self, BenchError> {
+        Self::start_nodes(program, dir, usize::MAX, AGENTS, 0).await
+    }
+
+    /// Three nodes with the agents of the bench, which keep so many finished tasks of the one that does nothing.
+    pub(super) async fn start_retaining(dir: &Path, retained: u64) -> Result<Self, BenchError> {
+        Self::start_nodes(&this_program()?, dir, usize::MAX, AGENTS, retained).await
     }
 
     /// At most `count` nodes with these agents.
     pub(super) async fn start_some(dir: &Path, count: usize, agents: &str) -> Result<Self, BenchError> {
-        let program = std::env::current_exe().map_err(|source| file("find", Path::new("this program"), source))?;
+        Self::start_nodes(&this_program()?, dir, count, agents, 0).await
+    }
+
+    async fn start_nodes(
+        program: &Path,
+        dir: &Path,
+        count: usize,
+        agents: &str,
+        retained: u64,
+    ) -> Result<Self, BenchError> {
         fs::create_dir_all(dir).map_err(|source| file("make folder", dir, source))?;
         let mut plans = plan_on_free_ports(dir)?;
         plans.truncate(count);
@@ -72,8 +91,11 @@ impl Nodes {
         }
         let rules = dir.join("rules.yaml");
         fs::write(&rules, RULES).map_err(|source| file("write", &rules, source))?;
-        let cluster = RunningCluster::start(&program, CLUSTER, plans).await?;
-        Ok(Self { cluster, program, dir: dir.to_owned() })
+        if let (Some(first), 1..) = (plans.first(), retained) {
+            found_retaining(first.clone(), retained).await?;
+        }
+        let cluster = RunningCluster::start(program, CLUSTER, plans).await?;
+        Ok(Self { cluster, program: program.to_owned(), dir: dir.to_owned() })
     }
 
     /// The processes that run.
@@ -118,15 +140,21 @@ impl Nodes {
     }
 }
 
+/// The binary that runs.
+pub(super) fn this_program() -> Result<PathBuf, BenchError> {
+    std::env::current_exe().map_err(|source| file("find", Path::new("this program"), source))
+}
+
 fn copy_file(from: &Path, to: &Path, name: &str) -> Result<(), BenchError> {
     fs::create_dir_all(to).map_err(|source| file("make folder", to, source))?;
     let target = to.join(name);
     fs::copy(from.join(name), &target).map(|_| ()).map_err(|source| file("copy to", &target, source))
 }
 
-/// An agent that answers at once, and one that takes two seconds.
+/// An agent that answers at once, one that takes two seconds, and one that delegates to the first.
 const AGENTS: &str = "  - { name: noop, description: Does nothing., instruction: Do nothing., replicas: all }
   - { name: slow, description: Speaks slowly., instruction: Speak slowly., replicas: all }
+  - { name: boss, description: Delegates., instruction: Delegate., replicas: all, delegates: [noop] }
 ";
 
 fn config(node: &NodePlan, agents: &str) -> String {
@@ -147,4 +175,16 @@ agents:
 
 pub(super) fn file(action: &'static str, path: &Path, source: io::Error) -> BenchError {
     BenchError::File { action, path: path.to_owned(), source }
+}
+
+/// Founds the cluster with finished tasks in its archive, which takes a while.
+async fn found_retaining(plan: NodePlan, retained: u64) -> Result<(), BenchError> {
+    let made = tokio::task::spawn_blocking(move || {
+        let agent = "noop".parse().expect("it is the name of an agent of the bench");
+        let tasks = (&agent, retained);
+        retaining::found(&plan.data, CLUSTER, &plan.name, plan.addresses(), tasks)
+    });
+    let founded =
+        made.await.map_err(|error| file("found a cluster in", Path::new("its folder"), io::Error::other(error)))?;
+    founded.map(|_| ()).map_err(BenchError::from)
 }

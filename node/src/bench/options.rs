@@ -13,19 +13,24 @@ const MAX_SECONDS: u64 = 3_600;
 /// Most rounds, kills: each takes seconds.
 const MAX_ROUNDS: u32 = 1_000;
 
-/// Most idle agents: all of them are in one proposal.
+/// Most idle agents: that many are told to the cluster in one entry, which may have 6 MiB.
 const MAX_AGENTS: u32 = 100_000;
+
+/// Most programs that are measured beside this one: each is three more processes on this machine.
+const MAX_BESIDE: usize = 4;
 
 /// `towline bench …`
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum BenchCommand {
     /// Committed commands and linearizable reads of three nodes
     #[command(
-        after_help = "Examples:\n  towline bench cluster --vs etcd\n  towline bench cluster --clients 16 --seconds 2 -o json"
+        after_help = "Examples:\n  towline bench cluster --vs etcd\n  towline bench cluster --etcd /usr/bin/etcd --etcd ./etcd-3.7\n  towline bench cluster --clients 16 --seconds 2 -o json"
     )]
     Cluster(ClusterArgs),
     /// Whole tasks of an agent that does nothing, through A2A
-    #[command(after_help = "Example:\n  towline bench task --clients 1,16,64")]
+    #[command(
+        after_help = "Example:\n  towline bench task --clients 1,16,64\n  towline bench task --clients 16 --retained 100000"
+    )]
     Task(TaskArgs),
     /// Kills the owner of a task, again and again, and looks what its caller sees
     #[command(after_help = "Example:\n  towline bench adopt --kills 20")]
@@ -33,6 +38,12 @@ pub enum BenchCommand {
     /// What nodes and agents cost that do nothing
     #[command(after_help = "Example:\n  towline bench idle --agents 10000")]
     Idle(IdleArgs),
+    /// A task that one agent delegates to another, on another node
+    #[command(after_help = "Example:\n  towline bench delegation --clients 1,16")]
+    Delegation(DelegationArgs),
+    /// Memory and open files over minutes of tasks and puts
+    #[command(after_help = "Example:\n  towline bench soak --seconds 600")]
+    Soak(SoakArgs),
 }
 
 impl BenchCommand {
@@ -42,6 +53,8 @@ impl BenchCommand {
             BenchCommand::Task(args) => &args.common,
             BenchCommand::Adopt(args) => &args.common,
             BenchCommand::Idle(args) => &args.common,
+            BenchCommand::Delegation(args) => &args.common,
+            BenchCommand::Soak(args) => &args.common,
         }
     }
 }
@@ -75,6 +88,12 @@ pub struct ClusterArgs {
     /// What is measured beside it, on the same disk, by the same clients
     #[arg(long, value_name = "WHAT", value_enum)]
     pub(super) vs: Option<Versus>,
+    /// An etcd to measure beside it, in place of the one in PATH; may be given again
+    #[arg(long, value_name = "PATH")]
+    pub(super) etcd: Vec<PathBuf>,
+    /// Another build of towline to measure beside it; may be given again
+    #[arg(long, value_name = "PATH")]
+    pub(super) towline: Vec<PathBuf>,
     /// How many clients, each with one call at a time
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16, 64, 256])]
     pub(super) clients: Vec<u32>,
@@ -90,6 +109,37 @@ pub struct TaskArgs {
     /// How many clients, each with one task at a time
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16, 64])]
     pub(super) clients: Vec<u32>,
+    /// How many finished tasks the cluster keeps when it begins
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "towline")]
+    pub(super) retained: u64,
+    /// Another build of towline to measure beside it; may be given again
+    #[arg(long, value_name = "PATH")]
+    pub(super) towline: Vec<PathBuf>,
+}
+
+/// `towline bench delegation`
+#[derive(Debug, Clone, clap::Args)]
+pub struct DelegationArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+    #[command(flatten)]
+    pub(super) pace: Pace,
+    /// How many clients, each with one task at a time
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16])]
+    pub(super) clients: Vec<u32>,
+}
+
+/// `towline bench soak`
+#[derive(Debug, Clone, clap::Args)]
+pub struct SoakArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+    /// How long, in seconds
+    #[arg(long, value_name = "N", default_value_t = 600)]
+    seconds: u64,
+    /// How many clients; half of them have tasks done, half of them put notes
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub(super) clients: u32,
 }
 
 /// `towline bench adopt`
@@ -108,7 +158,7 @@ pub struct IdleArgs {
     #[command(flatten)]
     pub(super) common: Common,
     /// How many agents one node runs
-    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub(super) agents: u32,
 }
 
@@ -142,6 +192,43 @@ impl AdoptArgs {
     pub(super) fn check(&self) -> Result<(), BenchError> {
         within("--kills", self.kills.into(), MAX_ROUNDS.into())
     }
+}
+
+impl ClusterArgs {
+    pub(super) fn check(&self) -> Result<Plan, BenchError> {
+        check_clients(&self.clients)?;
+        check_beside("--etcd", self.etcd.len())?;
+        check_beside("--towline", self.towline.len())?;
+        self.pace.check()
+    }
+}
+
+impl TaskArgs {
+    pub(super) fn check(&self) -> Result<Plan, BenchError> {
+        within("--retained", self.retained.max(1), towline_core::limits::MAX_TERMINAL_TASKS as u64)?;
+        check_clients(&self.clients)?;
+        check_beside("--towline", self.towline.len())?;
+        self.pace.check()
+    }
+}
+
+impl DelegationArgs {
+    pub(super) fn check(&self) -> Result<Plan, BenchError> {
+        check_clients(&self.clients)?;
+        self.pace.check()
+    }
+}
+
+impl SoakArgs {
+    pub(super) fn check(&self) -> Result<Duration, BenchError> {
+        check_clients(&[self.clients])?;
+        within("--seconds", self.seconds, MAX_SECONDS)?;
+        Ok(Duration::from_secs(self.seconds))
+    }
+}
+
+fn check_beside(option: &'static str, count: usize) -> Result<(), BenchError> {
+    if count <= MAX_BESIDE { Ok(()) } else { Err(BenchError::TooMany { option, most: MAX_BESIDE }) }
 }
 
 impl IdleArgs {

@@ -16,9 +16,9 @@ pub(super) struct Row {
     pub(super) p99_ms: Option<f64>,
     /// CPU time of the servers for one operation.
     pub(super) cpu_us: Option<f64>,
-    /// `per_second` here to what is compared with.
+    /// `per_second` of this binary: in its own row to the first subject it is compared with, in another's row to that one.
     pub(super) ratio: Option<f64>,
-    /// `p99_ms` here to what is compared with.
+    /// `p99_ms`, likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) p99_ratio: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -43,6 +43,18 @@ pub(super) struct Row {
     pub(super) rss_mb: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) spawn_s: Option<f64>,
+    /// Delegations that stayed on the node of the one who delegates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) stayed: Option<u64>,
+    /// Where in a soak this was read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) at_s: Option<f64>,
+    /// Open files of a process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) open_files: Option<u64>,
+    /// Threads of a process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) threads: Option<u64>,
 }
 
 impl Row {
@@ -134,11 +146,15 @@ fn cells(row: &Row) -> Vec<String> {
 /// What only some rows say.
 fn more(row: &Row) -> String {
     let mut said = Vec::new();
+    said.extend(row.at_s.map(|at| format!("at {at:.0} s")));
     said.extend(row.failed.filter(|failed| *failed > 0).map(|failed| format!("{failed} failed")));
     said.extend(row.entries_per_task.map(|entries| format!("{entries:.2} log entries")));
     said.extend(row.lost.map(|lost| format!("{lost} lost")));
     said.extend(row.duplicated.map(|twice| format!("{twice} duplicated")));
     said.extend(row.rss_mb.map(|rss| format!("{rss:.1} MB")));
+    said.extend(row.stayed.filter(|stayed| *stayed > 0).map(|stayed| format!("{stayed} stayed on their node")));
+    said.extend(row.open_files.map(|files| format!("{files} open files")));
+    said.extend(row.threads.map(|threads| format!("{threads} threads")));
     said.extend(row.spawn_s.map(|spawn| format!("{spawn:.1} s to start")));
     said.join(", ")
 }

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -17,34 +17,42 @@ use towline_core::{Message, MessageId, Metadata, Part, Role, TaskState};
 use super::{
     BenchError,
     load::{Measured, Worker, drive},
-    machine::{Machine, cpu_of, load},
-    nodes::Nodes,
-    options::{Plan, TaskArgs, check_clients},
+    machine::{Machine, cpu_of, load, rss_kb},
+    nodes::{Nodes, this_program},
+    options::{Plan, TaskArgs},
     report::{Report, Row, rounded},
+    subjects::{OURS, other_build},
 };
 
 /// How long one task may take before its client counts it as failed.
 const TASK_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One client.
-struct Submitter {
+pub(super) struct Submitter {
     client: A2aClient,
     /// Tasks of all clients that were completed, in the warm-up too.
     completed: Arc<AtomicU64>,
 }
 
-impl Worker for Submitter {
-    async fn once(&mut self) -> Result<(), String> {
+impl Submitter {
+    /// Has one task done, and says its id.
+    pub(super) async fn task(&self) -> Result<String, String> {
         let options = SendOptions { history_length: Some(0), timeout: Some(TASK_TIMEOUT), ..SendOptions::default() };
         match self.client.send(&message(), options, None).await {
             Ok(SendReply::Task(task)) if task.state == TaskState::Completed => {
                 self.completed.fetch_add(1, Ordering::Relaxed);
-                Ok(())
+                Ok(task.id)
             }
             Ok(SendReply::Task(task)) => Err(format!("task is {:?}", task.state)),
             Ok(SendReply::Message(_)) => Err("answered with a message instead of a task".to_owned()),
             Err(error) => Err(crate::error::chain(&error)),
         }
+    }
+}
+
+impl Worker for Submitter {
+    async fn once(&mut self) -> Result<(), String> {
+        self.task().await.map(|_| ())
     }
 }
 
@@ -72,45 +80,90 @@ struct Point {
     tasks: u64,
 }
 
+/// Builds of this program, this one first, by name, with where they are.
+type Builds = Vec<(String, PathBuf)>;
+
 pub(super) async fn run(args: &TaskArgs, dir: &Path) -> Result<Report, BenchError> {
-    check_clients(&args.clients)?;
-    let plan = args.pace.check()?;
+    let plan = args.check()?;
     let machine = Machine::of_this(dir);
-    let nodes = Nodes::start(dir).await?;
-    let points = measure(&nodes, args, plan).await;
-    nodes.stop().await;
-    let rows = points?.iter().map(|(clients, point)| row(*clients, point)).collect();
-    let subjects = BTreeMap::from([("towline".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
-    Ok(Report { machine, load_after: load(), subjects, rows })
+    let others = args.towline.iter().enumerate().map(|(at, program)| (other_build(at), program.clone()));
+    let builds: Builds = std::iter::once((OURS.to_owned(), this_program()?)).chain(others).collect();
+    let mut running = vec![Nodes::start_retaining(&dir.join("0"), args.retained).await?];
+    for (at, (_, program)) in builds.iter().enumerate().skip(1) {
+        running.push(Nodes::start_program(program, &dir.join(at.to_string())).await?);
+    }
+    let points = measure(&running, args, plan).await;
+    let rss_mb = running[0].pids().into_iter().map(rss_kb).max().map(|kb| rounded(kb as f64 / 1024.0, 10.0));
+    for nodes in running {
+        nodes.stop().await;
+    }
+    let mut rows = rows(&builds, &points?);
+    for row in rows.iter_mut().filter(|row| row.subject == OURS) {
+        row.rss_mb = rss_mb;
+        if args.retained > 0 {
+            row.bench = format!("task, {} retained", args.retained);
+        }
+    }
+    let version = |(name, program): (String, PathBuf)| match name.as_str() {
+        OURS => (name, env!("CARGO_PKG_VERSION").to_owned()),
+        _ => (name, program.display().to_string()),
+    };
+    Ok(Report { machine, load_after: load(), subjects: builds.into_iter().map(version).collect(), rows })
 }
 
-async fn measure(nodes: &Nodes, args: &TaskArgs, plan: Plan) -> Result<BTreeMap<u32, Point>, BenchError> {
+async fn measure(running: &[Nodes], args: &TaskArgs, plan: Plan) -> Result<BTreeMap<(u32, usize), Point>, BenchError> {
     let mut points = BTreeMap::new();
     for _ in 0..plan.rounds {
         for clients in &args.clients {
-            let empty = || Point { measured: Measured::new(), entries: 0, tasks: 0 };
-            let point = points.entry(*clients).or_insert_with(empty);
-            one_point(nodes, *clients, plan, point).await?;
+            for (at, nodes) in running.iter().enumerate() {
+                let empty = || Point { measured: Measured::new(), entries: 0, tasks: 0 };
+                let point = points.entry((*clients, at)).or_insert_with(empty);
+                one_point(nodes, *clients, plan, point).await?;
+            }
         }
     }
     Ok(points)
 }
 
+/// Every other build's row says how this one stands to it.
+fn rows(builds: &Builds, points: &BTreeMap<(u32, usize), Point>) -> Vec<Row> {
+    let with_ratio = |((clients, at), point): (&(u32, usize), &Point)| {
+        let own = row(&builds[*at].0, *clients, point);
+        let ours = points.get(&(*clients, 0)).filter(|_| *at > 0).map(|ours| row(OURS, *clients, ours));
+        match ours.map(|ours| ours.compared_with(&own)) {
+            Some(Row { ratio, p99_ratio, .. }) => Row { ratio, p99_ratio, ..own },
+            None => own,
+        }
+    };
+    points.iter().map(with_ratio).collect()
+}
+
 async fn one_point(nodes: &Nodes, clients: u32, plan: Plan, point: &mut Point) -> Result<(), BenchError> {
-    let http = http_client()?;
-    let doors = nodes.cluster.nodes().iter().cycle().take(clients as usize);
     let completed = Arc::new(AtomicU64::new(0));
-    let submitters = doors.map(|node| Submitter {
-        client: A2aClient::new(http.clone(), endpoint(&node.plan.url(), "noop")),
-        completed: Arc::clone(&completed),
-    });
+    let submitters = submitters(nodes, clients, "noop", &completed)?;
     let (pids, before) = (nodes.pids(), committed(nodes).await?);
-    let measured = drive(submitters.collect(), plan.seconds, || cpu_of(&pids)).await;
+    let measured = drive(submitters, plan.seconds, || cpu_of(&pids)).await;
     measured.check("task")?;
     point.entries += committed(nodes).await? - before;
     point.tasks += completed.load(Ordering::Relaxed);
     point.measured.add(&measured);
     Ok(())
+}
+
+/// Clients of one agent, spread over the nodes.
+pub(super) fn submitters(
+    nodes: &Nodes,
+    clients: u32,
+    agent: &str,
+    completed: &Arc<AtomicU64>,
+) -> Result<Vec<Submitter>, BenchError> {
+    let http = http_client()?;
+    let doors = nodes.cluster.nodes().iter().cycle().take(clients as usize);
+    let submitter = |url: String| Submitter {
+        client: A2aClient::new(http.clone(), endpoint(&url, agent)),
+        completed: Arc::clone(completed),
+    };
+    Ok(doors.map(|node| submitter(node.plan.url())).collect())
 }
 
 /// The last committed entry.
@@ -120,9 +173,9 @@ async fn committed(nodes: &Nodes) -> Result<u64, BenchError> {
     Ok(nodes.cluster.operator().status(&url).await?.committed)
 }
 
-fn row(clients: u32, point: &Point) -> Row {
+fn row(subject: &str, clients: u32, point: &Point) -> Row {
     let entries = point.entries as f64 / point.tasks.max(1) as f64;
-    let row = Row::of("task", "towline", clients, &point.measured);
+    let row = Row::of("task", subject, clients, &point.measured);
     Row { entries_per_task: Some(rounded(entries, 100.0)), ..row }
 }
 

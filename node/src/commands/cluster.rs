@@ -18,6 +18,7 @@ pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut O
             let role = match role {
                 RoleArg::Voter => "voter",
                 RoleArg::Learner => "learner",
+                RoleArg::Worker => "worker",
             };
             let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
             let answer = client.post("/api/v1/join-tokens", &json!({ "role": role, "ttl_ms": ttl_ms })).await?;
@@ -75,6 +76,9 @@ async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
         "log      committed {}, applied {} on this node ({})",
         status.committed, status.applied, status.node
     ))?;
+    if let Some(feeder) = status.fed_by {
+        output.line(format!("fed by   node {feeder}: this node is a worker"))?;
+    }
     output.line(format!("disk     {:?}{}", status.disk.health, detail(&status.disk.detail)).to_lowercase())?;
     if status.contents > 0 {
         let missing = match status.contents_missing {
@@ -82,6 +86,13 @@ async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
             missing => format!("{missing} not yet held by this node"),
         };
         output.line(format!("content  {} beside the log, {missing}", status.contents))?;
+    }
+    if status.archived > 0 {
+        let missing = match status.archived_missing {
+            0 => "all held by this node".to_owned(),
+            missing => format!("{missing} of their records missing on this node"),
+        };
+        output.line(format!("archive  {} finished tasks, {missing}", status.archived))?;
     }
     if let Some(reason) = &status.waits_for_content {
         output.line(format!("waits    a change of the voters: {reason}"))?;
@@ -105,6 +116,7 @@ fn row(status: &ClusterStatus, member: &MemberStatus) -> Vec<String> {
         NodeRole::Voter => "voter (catching up)",
         NodeRole::Learner if member.voting => "learner (still votes)",
         NodeRole::Learner => "learner",
+        NodeRole::Worker => "worker",
     };
     let health = match member.health {
         _ if member.fenced => "fenced",

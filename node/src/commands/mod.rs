@@ -87,7 +87,11 @@ fn console(output: &Output) -> Console {
 
 fn bench_error(error: BenchError) -> CliError {
     let text = crate::error::chain(&error);
-    if matches!(error, BenchError::Option { .. }) { CliError::Usage(text) } else { CliError::Other(text) }
+    if matches!(error, BenchError::Option { .. } | BenchError::TooMany { .. }) {
+        CliError::Usage(text)
+    } else {
+        CliError::Other(text)
+    }
 }
 
 fn demo_error(error: DemoError) -> CliError {

@@ -24,7 +24,8 @@ pub(crate) async fn run(command: TaskCommand, client: &Client, output: &mut Outp
     match command {
         TaskCommand::Get { id } => {
             let task = client.mesh().get_task(&id, None, None).await.map_err(|error| call_failed(&error))?;
-            show(&task, output)
+            show(&task, output)?;
+            show_waits(&task, client, output).await
         }
         TaskCommand::Cancel { id } => {
             let task = client.mesh().cancel_task(&id, None).await.map_err(|error| call_failed(&error))?;
@@ -81,6 +82,18 @@ fn show(task: &RemoteTask, output: &mut Output) -> Result<(), CliError> {
         artifact.parts.iter().try_for_each(|part| output.line(part_text(part).trim_end()))?;
     }
     Ok(())
+}
+
+/// Says what a task waits for that no node runs.
+async fn show_waits(task: &RemoteTask, client: &Client, output: &mut Output) -> Result<(), CliError> {
+    if output.is_json() || task.state.is_terminal() || task.state.is_interrupted() {
+        return Ok(());
+    }
+    let record: Value = client.get(&format!("/api/v1/tasks/{}", task.id)).await?;
+    match record["waits_for"].as_str() {
+        Some(what) => Ok(output.line(format!("waits    for {what}"))?),
+        None => Ok(()),
+    }
 }
 
 /// Shows what a task made: its artifacts as data, its state beside them.

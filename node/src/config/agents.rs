@@ -3,9 +3,13 @@
 use std::collections::BTreeSet;
 
 use towline_actors::AgentConfig;
-use towline_core::{AgentName, Placement, limits::MAX_STEPS};
+use towline_core::{
+    AgentName, Placement,
+    limits::{MAX_OPEN_TASKS_PER_AGENT, MAX_STEPS},
+};
 
 use super::{
+    labels,
     mistakes::hint,
     section::{Field, Section},
     values::glob,
@@ -66,10 +70,13 @@ fn read_agent(field: &Field<'_>, known: &Known<'_>, names: &BTreeSet<&str>) -> O
     let delegates = section.list("delegates").iter().filter_map(|field| read_delegate(field, known, names)).collect();
     let placement = section.get("replicas").and_then(|field| read_placement(&field));
     let permits = section.get("permits").and_then(|field| field.number(1, MAX_PERMITS));
+    let longest_queue = u32::try_from(MAX_OPEN_TASKS_PER_AGENT).unwrap_or(u32::MAX);
+    let queue = section.get("queue").and_then(|field| field.number(1, longest_queue));
     let most_steps = u32::try_from(MAX_STEPS).unwrap_or(u32::MAX);
     let max_steps = section.get("max_steps").and_then(|field| field.number(1, most_steps));
     let ask_human = section.flag("ask_human", false);
     let tags = section.texts("tags");
+    let labels = labels::read(&mut section);
     section.finish();
     Some(AgentConfig {
         name: name?,
@@ -80,9 +87,11 @@ fn read_agent(field: &Field<'_>, known: &Known<'_>, names: &BTreeSet<&str>) -> O
         delegates,
         placement: placement.unwrap_or(Placement::Replicas(1)),
         permits,
+        queue,
         max_steps: max_steps.unwrap_or(DEFAULT_MAX_STEPS),
         ask_human,
         tags,
+        labels,
     })
 }
 

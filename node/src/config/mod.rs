@@ -4,6 +4,8 @@
 //! with a wrong file ends before it has made a folder or opened a port. A [`NodeConfig`] exists only if nothing is wrong.
 
 mod agents;
+mod labels;
+mod limits;
 mod mistakes;
 mod models;
 mod node;
@@ -27,6 +29,7 @@ use towline_actors::MeshConfig;
 use towline_cluster::CERTIFICATE_LIFE;
 use towline_core::AgentName;
 
+pub use limits::LimitSettings;
 pub use mistakes::{ConfigError, Mistake, Origin};
 pub use node::{DEFAULT_DATA, DEFAULT_HTTP, DEFAULT_PEER, NodeSettings};
 pub use telemetry::TelemetrySettings;
@@ -36,8 +39,8 @@ use tree::Tree;
 
 pub(crate) use values::duration;
 
-/// Largest configuration file.
-const MAX_FILE_BYTES: u64 = 1024 * 1024;
+/// Largest configuration file: a hundred thousand agents fit.
+const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 /// Certificates that end sooner would be renewed all the time; this short is for trying it out.
 const SHORTEST_CERTIFICATE_LIFE: Duration = Duration::from_secs(10);
 /// A certificate that is good for longer protects from little.
@@ -45,7 +48,8 @@ const LONGEST_CERTIFICATE_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Environment variables of settings start with this; `__` stands between the parts of a path.
 const ENV_PREFIX: &str = "TOWLINE_";
 /// The parts that a path may begin with.
-const TOP_LEVEL: [&str; 8] = ["node", "cluster", "front_door", "models", "mcp", "agents", "peers", "telemetry"];
+const TOP_LEVEL: [&str; 9] =
+    ["node", "cluster", "front_door", "models", "mcp", "agents", "peers", "telemetry", "limits"];
 
 /// A configuration that is right.
 #[derive(Debug, Clone)]
@@ -62,6 +66,8 @@ pub struct NodeConfig {
     pub mesh: MeshConfig,
     /// Where spans go.
     pub telemetry: TelemetrySettings,
+    /// How much of what is taken.
+    pub limits: LimitSettings,
 }
 
 /// What lies over the file.
@@ -126,10 +132,11 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let agents = agents::read(&mut root, &known);
     let front_door = agents::read_front_door(&mut root, &agents);
     let telemetry = telemetry::read(&mut root);
+    let limits = limits::read(&mut root);
     root.finish();
     let permits = node.permits;
     let mesh = MeshConfig { permits, models, servers, agents, peers };
-    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry }
+    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits }
 }
 
 fn read_cluster(root: &mut Section<'_>) -> (Option<String>, Duration) {

@@ -2,7 +2,10 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
+use towline_core::Labels;
+
 use super::{
+    labels,
     section::{Field, Section},
     values::{host_port, http_url, listen_address, plain_name, resolve, url_text},
 };
@@ -35,6 +38,8 @@ pub struct NodeSettings {
     pub advertise_peer: Option<String>,
     /// How many tasks run at the same time.
     pub permits: u32,
+    /// What it is called, for agents that run on some nodes only.
+    pub labels: Labels,
 }
 
 /// Reads the section; a default stands where a mistake was noted.
@@ -55,6 +60,7 @@ pub(crate) fn read(root: &mut Section<'_>) -> NodeSettings {
         section.mistake("advertise_peer is missing: listen.peer is on every address, so say how other nodes reach it, as in advertise_peer: 10.0.0.1:7421");
     }
     let permits = section.get("permits").and_then(|field| field.number(1, MAX_PERMITS)).unwrap_or(DEFAULT_PERMITS);
+    let labels = labels::read(&mut section);
     section.finish();
     NodeSettings {
         name: name.unwrap_or_default(),
@@ -64,6 +70,7 @@ pub(crate) fn read(root: &mut Section<'_>) -> NodeSettings {
         public_url,
         advertise_peer,
         permits,
+        labels,
     }
 }
 
@@ -80,6 +87,7 @@ fn fallback() -> NodeSettings {
         public_url: None,
         advertise_peer: None,
         permits: DEFAULT_PERMITS,
+        labels: Labels::new(),
     }
 }
 

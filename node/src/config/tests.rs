@@ -40,7 +40,7 @@ fn the_smallest_configuration_has_defaults_for_the_rest() {
 #[test]
 fn a_whole_configuration_is_read() {
     let text = r#"
-node: { name: a, data: ./d, listen: { http: "127.0.0.1:0", peer: "0.0.0.0:7421" }, advertise_peer: "10.0.0.1:7421", permits: 8 }
+node: { name: a, data: ./d, listen: { http: "127.0.0.1:0", peer: "0.0.0.0:7421" }, advertise_peer: "10.0.0.1:7421", permits: 8, labels: { zone: eu-1, gpu: "yes" } }
 cluster: { name: prod }
 front_door: reader
 models:
@@ -52,7 +52,7 @@ mcp:
     - { name: web, endpoint: "https://tools.example/mcp/", headers: { Authorization: "Bearer {{secret:K}}" } }
 agents:
   - { name: surveyor, description: d, instruction: "Survey.", tools: ["fs.*", "w*.search"], delegates: [reader, legal], max_steps: 9, ask_human: true, tags: [x] }
-  - { name: reader, model: real, instruction: "Read.", replicas: all, permits: 4 }
+  - { name: reader, model: real, instruction: "Read.", replicas: all, permits: 4, labels: { gpu: "yes" } }
 peers:
   - { name: legal, url: "https://legal.example/", auth: { bearer: "{{secret:K}}" }, idempotent: true }
 telemetry: { otlp: "http://127.0.0.1:4317", service_name: towline-a }
@@ -62,6 +62,10 @@ telemetry: { otlp: "http://127.0.0.1:4317", service_name: towline-a }
     assert_eq!(config.cluster.as_deref(), Some("prod"));
     assert_eq!(config.certificate_life, towline_cluster::CERTIFICATE_LIFE);
     assert_eq!(config.mesh.permits, 8);
+    assert_eq!(config.node.labels.len(), 2);
+    assert_eq!(config.node.labels["zone"], "eu-1");
+    assert!(config.mesh.agents[0].labels.is_empty());
+    assert_eq!(config.mesh.agents[1].spec().labels["gpu"], "yes");
     let real = &config.mesh.models["real"];
     assert_eq!(real.api_key.as_ref().unwrap().expose(), "hunter2");
     assert_eq!(real.timeouts.total.as_secs(), 20);
@@ -120,6 +124,8 @@ fn each_kind_of_mistake_is_said_in_words() {
         ("cluster: { name: x }", "1:1 : node is missing"),
         ("node: { name: 7 }", "1:15 node.name: expected text (put it in quotes), found a number"),
         ("node: { name: a b }", "1:15 node.name: \"a b\" may have letters, digits"),
+        ("node: { name: a, labels: { gpu: true } }", "1:33 node.labels[\"gpu\"]: expected text"),
+        ("node: { name: a, labels: { zone: \"a b\" } }", "1:34 node.labels[\"zone\"]: may have 1 to 63 letters"),
         ("node: { name: a, permits: 0 }", "1:27 node.permits: 0 is out of range: 1 to"),
         ("node: { name: a, permits: many }", "1:27 node.permits: expected a whole number"),
         ("node: { name: a, listen: { http: 'x:1' } }", "1:34 node.listen.http: \"x:1\" is no address"),

@@ -71,7 +71,7 @@ impl NodePlan {
         format!("http://{}", self.http)
     }
 
-    fn addresses(&self) -> NodeAddresses {
+    pub(crate) fn addresses(&self) -> NodeAddresses {
         NodeAddresses { http: self.url(), peer: self.peer.to_string() }
     }
 

@@ -10,6 +10,7 @@ use std::{
 };
 
 use super::text;
+use towline_core::limits::MAX_BLOB_BYTES;
 
 /// Largest file that is read: it goes into a prompt and a journal.
 pub(super) const MAX_FILE_BYTES: u64 = 1024 * 1024;
@@ -63,6 +64,8 @@ pub(super) enum Refusal {
     NotAFolder(String),
     #[error("{path:?} has {bytes} bytes; files above {MAX_FILE_BYTES} bytes are not read")]
     TooLarge { path: String, bytes: u64 },
+    #[error("{path:?} has {bytes} bytes; files above {MAX_BLOB_BYTES} bytes are not given")]
+    TooLargeToGive { path: String, bytes: u64 },
     #[error("{0:?} is a binary file; only UTF-8 text is read")]
     Binary(String),
     #[error("the pattern is no regular expression that can be used: {0}")]
@@ -177,6 +180,20 @@ impl Folder {
             title: text::title(&text),
             text,
         })
+    }
+
+    /// Opens a file of any kind, to be given whole: its path as clients see it, and its length.
+    pub(super) fn attach(&self, named: &str) -> Result<(File, String, u64), Refusal> {
+        let path = self.resolve(named)?;
+        let unreadable = |source| Refusal::Unreadable { path: named.to_owned(), source };
+        let metadata = path.metadata().map_err(unreadable)?;
+        if !metadata.is_file() {
+            return Err(Refusal::NotAFile(named.to_owned()));
+        }
+        if metadata.len() > MAX_BLOB_BYTES {
+            return Err(Refusal::TooLargeToGive { path: named.to_owned(), bytes: metadata.len() });
+        }
+        Ok((File::open(&path).map_err(unreadable)?, self.shown(&path), metadata.len()))
     }
 
     /// Searches the text files below a folder, by name, without following symbolic links.

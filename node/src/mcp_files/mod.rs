@@ -4,6 +4,7 @@
 //! it refuses with an `isError` result that says why, so that a model can read it. Its log goes to standard error:
 //! standard output belongs to the protocol.
 
+mod attach;
 mod folder;
 mod server;
 mod text;

@@ -1,4 +1,4 @@
-//! The MCP side: three tools, their schemas, and their answers.
+//! The MCP side: the tools, their schemas, and their answers.
 //!
 //! An answer is structured content, and the same as JSON text for clients that read only text.
 
@@ -6,7 +6,8 @@ use rmcp::{
     RoleServer, ServerHandler,
     model::{
         CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData, Implementation, JsonObject,
-        ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool, ToolAnnotations,
+        ListToolsResult, PaginatedRequestParams, ResourceContents, ServerCapabilities, ServerConfig, Tool,
+        ToolAnnotations,
     },
     service::RequestContext,
 };
@@ -15,26 +16,37 @@ use serde_json::{Value, json};
 use towline_core::TraceContext;
 use towline_trace::{Kind, Span, names};
 
-use super::folder::{Folder, Refusal};
+use super::{
+    attach::Attachments,
+    folder::{Folder, Refusal},
+};
 
 /// Serves one folder. Cheap to clone: over HTTP each session has one.
 #[derive(Clone)]
 pub(super) struct FileServer {
     folder: Folder,
+    /// Where whole files are put; none where an answer cannot take them up.
+    attachments: Option<Attachments>,
 }
 
 impl FileServer {
     pub(super) fn new(folder: Folder) -> Self {
-        Self { folder }
+        Self { folder, attachments: None }
+    }
+
+    /// Gives whole files as well.
+    pub(super) fn with_attachments(self, attachments: Attachments) -> Self {
+        Self { attachments: Some(attachments), ..self }
     }
 
     /// Carries out a call, on a thread that may wait for the disk.
     pub(super) async fn answer(&self, call: Call) -> CallToolResult {
-        let folder = self.folder.clone();
+        let (folder, attachments) = (self.folder.clone(), self.attachments.clone());
         let done = tokio::task::spawn_blocking(move || match call {
             Call::ListDirectory { path } => structured(folder.list(path.as_deref())),
             Call::ReadFile { path } => structured(folder.read(&path)),
             Call::SearchFiles { pattern, path } => structured(folder.search(&pattern, path.as_deref())),
+            Call::AttachFile { path } => attached(&folder, attachments, &path),
         });
         done.await.unwrap_or_else(|_| refused("the file server failed at this".to_owned()))
     }
@@ -46,6 +58,7 @@ pub(super) enum Call {
     ListDirectory { path: Option<String> },
     ReadFile { path: String },
     SearchFiles { pattern: String, path: Option<String> },
+    AttachFile { path: String },
 }
 
 /// A call that cannot be carried out.
@@ -64,6 +77,7 @@ impl Call {
             "search_files" => {
                 Call::SearchFiles { pattern: arguments.required("pattern")?, path: arguments.optional("path")? }
             }
+            "attach_file" => Call::AttachFile { path: arguments.required("path")? },
             _ => return Err(BadCall::UnknownTool),
         };
         arguments.nothing_left()?;
@@ -106,6 +120,20 @@ fn structured(result: Result<impl Serialize, Refusal>) -> CallToolResult {
     }
 }
 
+fn attached(folder: &Folder, attachments: Option<Attachments>, path: &str) -> CallToolResult {
+    let Some(attachments) = attachments else {
+        return refused("whole files are given over standard output only".to_owned());
+    };
+    match folder.attach(path) {
+        Ok((file, path, bytes)) => {
+            let said = ContentBlock::text(format!("{path}: {bytes} bytes"));
+            let file = ResourceContents::blob(attachments.put(file), format!("file:///{path}"));
+            CallToolResult::success(vec![said, ContentBlock::resource(file)])
+        }
+        Err(refusal) => refused(refusal.to_string()),
+    }
+}
+
 fn refused(why: String) -> CallToolResult {
     CallToolResult::error(vec![ContentBlock::text(why)])
 }
@@ -114,7 +142,7 @@ impl ServerHandler for FileServer {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
             .with_server_info(Implementation::new("towline-mcp-files", env!("CARGO_PKG_VERSION")))
-            .with_instructions("Shows the text files of one folder. Paths are relative to it.")
+            .with_instructions("Shows the files of one folder. Paths are relative to it.")
     }
 
     async fn list_tools(
@@ -122,7 +150,7 @@ impl ServerHandler for FileServer {
         _: Option<PaginatedRequestParams>,
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        Ok(ListToolsResult::with_all_items(tools()))
+        Ok(ListToolsResult::with_all_items(tools(self.attachments.is_some())))
     }
 
     async fn call_tool(
@@ -160,9 +188,16 @@ fn span(tool: &str, context: &RequestContext<RoleServer>) -> Span {
 }
 
 /// The tools, as clients see them.
-pub(super) fn tools() -> Vec<Tool> {
+pub(super) fn tools(attaches: bool) -> Vec<Tool> {
     let folder = json!({ "type": "string", "description": "Folder, relative to the folder that is shown; default: that folder." });
-    vec![
+    let file = json!({ "type": "string", "description": "File, relative to the folder that is shown." });
+    let attach = tool(
+        "attach_file",
+        "Gives a file of any kind, whole, to whoever asked for the task: as an artifact that you do not see.",
+        json!({ "path": file }),
+        &["path"],
+    );
+    let mut tools = vec![
         tool(
             "list_directory",
             "Lists a folder: name, path, kind, size in bytes and whether it is a text file that read_file reads.",
@@ -172,7 +207,7 @@ pub(super) fn tools() -> Vec<Tool> {
         tool(
             "read_file",
             "Reads a UTF-8 text file of at most 1 MiB and counts its lines, words and bytes.",
-            json!({ "path": { "type": "string", "description": "File, relative to the folder that is shown." } }),
+            json!({ "path": file }),
             &["path"],
         ),
         tool(
@@ -181,7 +216,9 @@ pub(super) fn tools() -> Vec<Tool> {
             json!({ "pattern": { "type": "string", "description": "Regular expression." }, "path": folder }),
             &["pattern"],
         ),
-    ]
+    ];
+    tools.extend(attaches.then_some(attach));
+    tools
 }
 
 fn tool(name: &'static str, description: &'static str, properties: Value, required: &[&str]) -> Tool {

@@ -1,5 +1,6 @@
 //! Tests of the file server: every refusal, both transports, and the rules of the demo over real answers.
 
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use futures::TryStreamExt;
 use rmcp::{
     ServiceExt,
@@ -186,7 +187,7 @@ fn arguments_are_checked() {
 
 #[test]
 fn every_tool_says_that_it_only_reads() {
-    for tool in tools() {
+    for tool in tools(true) {
         assert_eq!(tool.annotations.unwrap().read_only_hint, Some(true), "{}", tool.name);
     }
 }
@@ -202,6 +203,36 @@ async fn a_client_is_served_over_a_pipe() {
     assert_eq!(result.structured_content.unwrap()["words"], 3);
     let unknown = client.call_tool(CallToolRequestParams::new("write_file")).await;
     assert!(unknown.unwrap_err().to_string().contains("unknown tool"));
+    client.cancel().await.unwrap();
+    serving.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_whole_file_is_given_over_a_pipe_and_what_only_looks_like_a_token_is_text() {
+    let (around, server) = playground();
+    let bytes: Vec<u8> = (0..500_000_u32).map(|at| (at / 7) as u8).collect();
+    fs::write(around.path().join("shown/large.bin"), &bytes).unwrap();
+    fs::write(around.path().join("shown/token.txt"), format!("towline-attached-{}", "0".repeat(32))).unwrap();
+    let (ours, theirs) = tokio::io::duplex(64 * 1024);
+    let (input, output) = tokio::io::split(ours);
+    let serving = tokio::spawn(transport::serve_streams(server, input, output));
+    let client = ().serve(theirs).await.unwrap();
+    let with_path = |tool: &'static str, path: &str| {
+        CallToolRequestParams::new(tool).with_arguments(JsonObject::from_iter([("path".to_owned(), json!(path))]))
+    };
+    for (path, expected) in [("large.bin", bytes), ("nul.bin", b"a\0b".to_vec())] {
+        let result = client.call_tool(with_path("attach_file", path)).await.unwrap();
+        let resource = serde_json::to_value(&result.content[1]).unwrap()["resource"].clone();
+        assert_eq!(resource["uri"], format!("file:///{path}"));
+        assert!(BASE64.decode(resource["blob"].as_str().unwrap()).unwrap() == expected, "{path}");
+    }
+    let text = client.call_tool(with_path("read_file", "token.txt")).await.unwrap();
+    assert_eq!(text.structured_content.unwrap()["text"], format!("towline-attached-{}", "0".repeat(32)));
+    for (path, why) in [("escape.txt", "outside"), ("sub", "not a file"), (".keys/deep/node.key", "hidden")] {
+        let refused = client.call_tool(with_path("attach_file", path)).await.unwrap();
+        assert!(refused.is_error == Some(true) && text_of(&refused).contains(why), "{path}: {}", text_of(&refused));
+    }
+    assert_eq!(client.list_all_tools().await.unwrap().len(), 4);
     client.cancel().await.unwrap();
     serving.await.unwrap().unwrap();
 }

@@ -8,14 +8,23 @@ use rmcp::{
     },
 };
 use rustix::fs::{FileType, fstat};
-use std::{io, net::SocketAddr, os::fd::OwnedFd, sync::Arc};
+use std::{io, net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixStream, unix::pipe},
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use super::{FileServer, McpFilesError};
+use super::{
+    FileServer, McpFilesError,
+    attach::{self, Attachments},
+};
+
+/// Bytes of answers on their way to where they are written.
+const ANSWER_BUFFER: usize = 64 * 1024;
+
+/// How long the last answers may take: a client that reads nothing is not waited for.
+const LAST_WRITE: Duration = Duration::from_secs(5);
 
 /// Path of the MCP endpoint.
 const ENDPOINT: &str = "/mcp";
@@ -24,14 +33,32 @@ type Input = Box<dyn AsyncRead + Send + Unpin>;
 type Output = Box<dyn AsyncWrite + Send + Unpin>;
 
 pub(super) async fn serve_stdio(server: FileServer) -> Result<(), McpFilesError> {
-    let streams = (input().map_err(McpFilesError::Stdio)?, output().map_err(McpFilesError::Stdio)?);
-    let service = match server.serve(streams).await {
+    let (input, output) = (input().map_err(McpFilesError::Stdio)?, output().map_err(McpFilesError::Stdio)?);
+    serve_streams(server, input, output).await
+}
+
+/// Serves a client that is alone with this process, until it is gone.
+pub(super) async fn serve_streams(
+    server: FileServer,
+    input: impl AsyncRead + Send + Unpin + 'static,
+    output: impl AsyncWrite + Send + Unpin + 'static,
+) -> Result<(), McpFilesError> {
+    let attachments = Attachments::default();
+    let (answers, written) = tokio::io::duplex(ANSWER_BUFFER);
+    let writing = tokio::spawn(attach::write_answers(written, output, attachments.clone()));
+    let mut writing = AbortOnDropHandle::new(writing);
+    let service = match server.with_attachments(attachments).serve((input, answers)).await {
         Ok(service) => service,
         // A client that leaves before the handshake wants nothing more.
         Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
         Err(error) => return Err(McpFilesError::Serve(error.to_string())),
     };
-    service.waiting().await.map(|_| ()).map_err(|error| McpFilesError::Serve(error.to_string()))
+    service.waiting().await.map_err(|error| McpFilesError::Serve(error.to_string()))?;
+    // What was answered is written before this process ends; a client that has gone reads nothing.
+    if let Ok(Ok(Err(error))) = tokio::time::timeout(LAST_WRITE, &mut writing).await {
+        tracing::debug!(%error, "the last answers were not written");
+    }
+    Ok(())
 }
 
 /// Standard input without a hop to a blocking thread for each read: a pipe or a socket, depending on who started this

@@ -22,6 +22,8 @@ fn with_task() -> (State, TaskId) {
         description: "Works.".into(),
         placement: towline_core::Placement::EveryNode,
         tags: vec![],
+        queue: None,
+        labels: towline_core::Labels::new(),
     };
     let up = Command::NodeUp {
         node: NodeId(1),
@@ -30,6 +32,7 @@ fn with_task() -> (State, TaskId) {
         version: "0".into(),
         capacity: 8,
         agents: vec![spec],
+        labels: None,
     };
     let task = TaskId::from_uuid(Uuid::from_u128(3));
     let submission = Submission {
@@ -51,6 +54,7 @@ fn with_task() -> (State, TaskId) {
         hop: 0,
         deadline_ms: None,
         trace: towline_core::TraceContext { trace_id: TRACE, span_id: 11, sampled: true },
+        most_open: None,
     };
     let node = || Principal::Node(NodeId(1));
     for (index, (by, command)) in
@@ -88,7 +92,7 @@ fn span(name: &str, span_id: &str, parent: Option<&str>) -> SpanRecord {
 fn the_lost_end_of_a_forwarded_proposal_has_the_times_and_the_name_of_the_served_one_and_nothing_else_of_it() {
     let (state, task) = with_task();
     let served = span(names::span::PEER_PROPOSE, "00000000000000bb", Some("00000000000000aa"));
-    let told = fill(&state, task, std::slice::from_ref(&served));
+    let told = filled(&state, task, std::slice::from_ref(&served));
     let lost = told.iter().find(|span| span.span_id == "00000000000000aa").unwrap();
     assert_eq!((lost.name.as_str(), lost.kind), (names::span::PEER_PROPOSE, Kind::Client));
     assert_eq!((lost.start_us, lost.end_us), (served.start_us, served.end_us));
@@ -104,18 +108,23 @@ fn a_proposal_whose_both_ends_are_there_adds_nothing() {
         span(names::span::PEER_PROPOSE, "00000000000000aa", None),
         span(names::span::PEER_PROPOSE, "00000000000000bb", Some("00000000000000aa")),
     ];
-    assert_eq!(fill(&state, task, &gathered), []);
+    assert_eq!(filled(&state, task, &gathered), []);
 }
 
 #[test]
 fn the_request_of_a_task_is_told_once_it_has_ended_and_only_if_no_node_has_its_span() {
     let (mut state, task) = with_task();
-    assert_eq!(fill(&state, task, &[]), [], "its span may be yet to come");
+    assert_eq!(filled(&state, task, &[]), [], "its span may be yet to come");
     cancel(&mut state, task);
-    let told = fill(&state, task, &[]);
+    let told = filled(&state, task, &[]);
     assert_eq!(told.len(), 1, "no turn was begun: {told:?}");
     assert_eq!((told[0].span_id.as_str(), told[0].start_us, told[0].end_us), ("000000000000000b", 30_000, 90_000));
     assert_eq!(told[0].attributes[names::SPAN_RECOVERED], true);
     assert_eq!(told[0].node, "a");
-    assert_eq!(fill(&state, task, &[span("SendMessage", "000000000000000b", None)]), []);
+    assert_eq!(filled(&state, task, &[span("SendMessage", "000000000000000b", None)]), []);
+}
+
+fn filled(state: &State, task: TaskId, gathered: &[SpanRecord]) -> Vec<SpanRecord> {
+    let family = state.task(task).map(|record| (task, Arc::new(record.clone()))).into_iter().collect();
+    fill(state, task, &family, gathered)
 }

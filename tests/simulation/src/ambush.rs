@@ -44,8 +44,9 @@ pub enum Sprung {
 impl Ambush {
     /// Lays one, if there are three nodes that run. The old leader stands still from here on, and is cut from the candidate.
     pub fn lay(leader: usize, hosts: &mut [Host], rng: &mut fastrand::Rng) -> Option<Self> {
-        let others: Vec<usize> = (0..hosts.len()).filter(|other| *other != leader).collect();
-        let all_run = hosts.iter().all(|host| host.handle().is_some() && !host.is_still());
+        let others: Vec<usize> =
+            hosts.iter().filter(|host| host.is_up()).map(|host| host.number).filter(|other| *other != leader).collect();
+        let all_run = hosts.iter().filter(|host| host.is_up()).all(|host| host.handle().is_some() && !host.is_still());
         if others.len() != 2 || !all_run {
             return None;
         }

@@ -12,15 +12,19 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use tokio::time::{sleep, timeout};
-use towline_cluster::{ClusterHandle, ProposeError};
-use towline_core::{Command, Message, Principal, Proposal, Rejection, Reply, TaskId};
+use towline_cluster::{BlobError, ClusterHandle, ProposeError};
+use towline_core::{
+    Blob, BlobForm, Command, Content, Message, Part, Principal, Proposal, Rejection, Reply, TaskId,
+    limits::MAX_INLINE_BYTES,
+};
 
 use crate::{
     host::{Host, Life},
     ledger::Shared,
     plan::{self, Plan},
-    world,
+    tasks, world,
 };
 
 /// Clients that send, cancel and read.
@@ -29,6 +33,11 @@ const CALLERS: usize = 6;
 const FOLLOWERS: usize = 3;
 /// A client rests for so long between two things, in milliseconds.
 const REST_MS: std::ops::Range<u64> = 10..200;
+/// Between content that is kept and the message that names it, a request may be held up for so long, in milliseconds.
+const HELD_UP_MS: std::ops::Range<u64> = 500..8_000;
+const HELD_UP_ONE_OF: u8 = 8;
+/// A client waits for so long for content.
+const READ_TAKES_AT_MOST: Duration = Duration::from_secs(3);
 
 /// All clients.
 pub struct Clients {
@@ -140,7 +149,12 @@ impl Clients {
             host.spawn(finally(done, call.send(message.clone())));
         } else if chance < 45 && fresh {
             self.messages += 1;
-            let message = plan::message(&format!("message {}", self.messages), &Plan::draw(&mut self.rng));
+            let id = format!("message {}", self.messages);
+            let mut message = plan::message(&id, &Plan::draw(&mut self.rng));
+            if self.rng.u8(0..5) == 0 {
+                let content = Content::Raw(plan::large(&id, &mut self.rng));
+                message.parts.push(Part { content, ..Part::text("") });
+            }
             caller.unanswered = Some(message.clone());
             host.spawn(finally(done, call.send(message)));
         } else if chance < 55
@@ -152,6 +166,10 @@ impl Clients {
             && let Some(task) = shared.ledger().some_task(&mut self.rng)
         {
             host.spawn(finally(done, call.cancel(task)));
+        } else if chance < 70
+            && let Some(task) = shared.ledger().some_task(&mut self.rng)
+        {
+            host.spawn(finally(done, call.read_content(task)));
         } else {
             host.spawn(finally(done, call.read()));
         }
@@ -202,6 +220,8 @@ impl Call {
     async fn send(self, message: Message) {
         let id = message.message_id.to_string();
         self.shared.ledger().sends(&id);
+        // A node that cannot keep content says so, and the client tries again.
+        let Ok(message) = self.keep(message).await else { return };
         let submission = plan::submission(message, self.cluster.node_id(), None);
         let command = Command::Submit(Box::new(submission));
         match self.cluster.propose(Proposal { by: Principal::Operator, command }, None).await {
@@ -218,6 +238,49 @@ impl Call {
                 self.shared.ledger().wrong(format!("message {id} was refused: {rejection}"));
             }
             Err(ProposeError::Unavailable { .. } | ProposeError::Unknown { .. }) => {}
+        }
+    }
+
+    /// Has the large part of a message kept, by an upload or as part of it.
+    async fn keep(&self, mut message: Message) -> Result<Message, BlobError> {
+        let large = |part: &&mut Part| matches!(&part.content, Content::Raw(bytes) if bytes.len() > MAX_INLINE_BYTES);
+        let Some(part) = message.parts.iter_mut().find(large) else { return Ok(message) };
+        if world::with(|world| world.rng.bool()) {
+            part.content = self.upload(&part.content).await?;
+        } else {
+            self.cluster.keep_message(&mut message).await?;
+        }
+        let held_up = world::with(|world| (world.rng.u8(0..HELD_UP_ONE_OF) == 0).then(|| world.rng.u64(HELD_UP_MS)));
+        if let Some(ms) = held_up {
+            sleep(Duration::from_millis(ms)).await;
+        }
+        self.shared.ledger().counts.kept += 1;
+        Ok(message)
+    }
+
+    async fn upload(&self, content: &Content) -> Result<Content, BlobError> {
+        let Content::Raw(bytes) = content else { return Ok(content.clone()) };
+        let mut upload = self.cluster.begin_upload(None).await?;
+        for piece in bytes.chunks(MAX_INLINE_BYTES) {
+            upload.write(Bytes::copy_from_slice(piece)).await?;
+        }
+        let (hash, length) = upload.finish(None).await?;
+        let proposal = Proposal { by: Principal::Operator, command: Command::Upload { hash, length } };
+        if let Err(ProposeError::Rejected(rejection)) = self.cluster.propose(proposal, None).await {
+            self.shared.ledger().wrong(format!("upload {hash} was refused: {rejection}"));
+        }
+        self.cluster.hold_content(hash, length).await?;
+        Ok(Content::Blob(Blob { hash, length, form: BlobForm::Raw }))
+    }
+
+    /// Reads all content that a task names. That it cannot be read is no lie as long as nodes are away.
+    async fn read_content(self, task: TaskId) {
+        let Some(record) = tasks::recall(&self.cluster, task).await else { return };
+        for (hash, length) in record.blobs.clone() {
+            let read = async { self.cluster.open_blob(hash, length).await?.whole().await };
+            if let Ok(Ok(content)) = timeout(READ_TAKES_AT_MOST, read).await {
+                self.shared.ledger().content(task, length, content.len());
+            }
         }
     }
 
@@ -249,27 +312,25 @@ impl Call {
             return;
         }
         let mut watch = self.cluster.watch_task(task);
-        while !self.show(task, &after) {
+        while !self.show(task, &after).await {
             watch.changed().await;
         }
         self.settle();
     }
 
     /// Shows what follows. Returns whether that was all.
-    fn show(&self, task: TaskId, after: &AtomicU64) -> bool {
+    async fn show(&self, task: TaskId, after: &AtomicU64) -> bool {
         let known = after.load(Ordering::Relaxed);
-        let shown = self.cluster.local(|state| {
-            let task = state.task(task)?;
-            Some((task.events_after(known)?.cloned().collect::<Vec<_>>(), task.status.state.is_terminal()))
-        });
-        let Some((events, ended)) = shown else {
+        let record = tasks::recall(&self.cluster, task).await;
+        let events = record.as_ref().and_then(|record| record.events_after(known));
+        let (Some(record), Some(events)) = (&record, events) else {
             let node = self.cluster.node_id();
             self.shared.ledger().wrong(format!("node {node} cannot go on behind event {known} of task {task}"));
             return true;
         };
-        for event in &events {
+        for event in events {
             self.shared.ledger().followed(task, after.swap(event.index, Ordering::Relaxed), event);
         }
-        ended
+        record.status.state.is_terminal()
     }
 }

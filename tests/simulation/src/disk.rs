@@ -2,23 +2,30 @@
 //!
 //! A file has what a reader sees, and the writes since its last sync. A power cut takes some of them back: all, none, those
 //! behind some byte, or single sectors. Names that were given or taken are kept up to some point since their folder was
-//! synced. A process that is killed loses nothing: the kernel has it.
+//! synced. A process that is killed loses nothing: the kernel has it. A full disk takes half of a write that needs room.
 
 use std::{
-    collections::BTreeMap,
-    io,
+    collections::{BTreeMap, BTreeSet},
+    fmt, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
-use towline_cluster::seams::{Disk, DiskFile, Space};
+use towline_cluster::seams::{BlobDisk, BlobFile, Disk, DiskFile, DiskReader, Space};
+
+use crate::world;
 
 /// What a disk writes as a whole.
 const SECTOR: usize = 512;
 /// Bytes that are damaged together.
 const DAMAGED: usize = 8;
-/// Free and total bytes of every disk: room is no subject here.
+/// Total bytes of every disk, and what is free as long as room is no subject.
 const ROOM: u64 = 1 << 40;
+/// Free bytes of a disk that takes no new work: less than the reserve of a node, and more than half of it.
+const LITTLE: u64 = 100 * 1024 * 1024;
+/// Free bytes of a disk that takes what Raft itself writes: less than half of the reserve.
+const LESS: u64 = 50 * 1024 * 1024;
 
 /// The disk of one machine; a clone is the same disk.
 #[derive(Clone)]
@@ -31,6 +38,24 @@ struct State {
     durable: BTreeMap<PathBuf, Inode>,
     /// What was done to names since, in order.
     renames: Vec<NameChange>,
+    room: Room,
+    /// Whether room can be reserved: not every file system can.
+    reserves: bool,
+    /// How many files were put in the place of a snapshot.
+    snapshots: u32,
+}
+
+/// How much room a disk has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// Enough for everything.
+    Enough,
+    /// Less than a node keeps for the log.
+    Little,
+    /// Less than half of that.
+    Less,
+    /// None.
+    None,
 }
 
 enum NameChange {
@@ -50,6 +75,12 @@ struct Content {
     unsynced: Vec<Change>,
     /// Up to here everything was synced before the last write began, so that write proves it.
     proven: usize,
+    /// Up to where it was before that: what is left to prove if that write is lost.
+    proven_before: usize,
+    /// Up to here there is room, whatever else the disk has.
+    reserved: usize,
+    /// When it was written last, as a reader sees it and as the disk has it.
+    modified: (Duration, Duration),
 }
 
 enum Change {
@@ -71,15 +102,48 @@ enum Left {
 impl SimDisk {
     /// An empty disk.
     pub fn new(seed: u64) -> Self {
-        let rng = fastrand::Rng::with_seed(seed);
+        let mut rng = fastrand::Rng::with_seed(seed);
         let (files, durable) = (BTreeMap::new(), BTreeMap::new());
-        Self(Arc::new(Mutex::new(State { rng, files, durable, renames: Vec::new() })))
+        let (renames, room, reserves) = (Vec::new(), Room::Enough, rng.bool());
+        Self(Arc::new(Mutex::new(State { rng, files, durable, renames, room, reserves, snapshots: 0 })))
+    }
+
+    /// From here on it has this much room.
+    pub fn set_room(&self, room: Room) {
+        self.lock().room = room;
+    }
+
+    /// How much room it has.
+    pub fn room(&self) -> Room {
+        self.lock().room
+    }
+
+    /// How many snapshots were written to it, built or installed.
+    pub fn snapshots(&self) -> u32 {
+        self.lock().snapshots
+    }
+
+    /// Whether a power cut would leave this file whole.
+    pub fn keeps(&self, path: &Path) -> bool {
+        let state = self.lock();
+        state.durable.get(path).is_some_and(|inode| {
+            let content = content(inode);
+            content.unsynced.is_empty() && !content.synced.is_empty()
+        })
+    }
+
+    /// Everything on it is gone.
+    pub fn wipe(&self) {
+        let mut state = self.lock();
+        state.files.clear();
+        state.durable.clear();
+        state.renames.clear();
     }
 
     /// The power is cut. Returns how many bytes were lost.
     pub fn cut_power(&self) -> usize {
         let mut state = self.lock();
-        let State { rng, files, durable, renames } = &mut *state;
+        let State { rng, files, durable, renames, .. } = &mut *state;
         let kept = rng.usize(0..=renames.len());
         for change in renames.drain(..).take(kept) {
             change.apply(durable);
@@ -105,6 +169,19 @@ impl SimDisk {
         content.flip(at);
         drop(content);
         Some(Damage { path, inode, at })
+    }
+
+    /// Damages eight bytes of some content beside the log, for good. Returns where.
+    pub fn damage_content(&self) -> Option<String> {
+        let mut state = self.lock();
+        let is_content = |path: &Path| path.iter().any(|name| name == "blobs");
+        let files = state.files.iter().filter(|(path, _)| is_content(path));
+        let files: Vec<_> = files.map(|(path, inode)| (path.clone(), inode.clone())).collect();
+        let (path, inode) = state.rng.choice(files)?;
+        let mut content = content(&inode);
+        let at = state.rng.usize(0..content.seen.len().max(1));
+        content.flip(at);
+        Some(format!("byte {at} of {}", path.display()))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -163,6 +240,7 @@ impl NameChange {
 
 impl Content {
     fn change(&mut self, change: Change) {
+        self.modified.0 = world::wall();
         change.apply(&mut self.seen);
         self.unsynced.push(change);
     }
@@ -176,10 +254,12 @@ impl Content {
     fn sync(&mut self) {
         self.unsynced.clear();
         self.synced.clone_from(&self.seen);
+        self.modified.1 = self.modified.0;
     }
 
     fn cut_power(&mut self, rng: &mut fastrand::Rng) -> usize {
         let changes = std::mem::take(&mut self.unsynced);
+        self.modified.0 = self.modified.1;
         if changes.is_empty() {
             return 0;
         }
@@ -212,7 +292,8 @@ impl Content {
             }
         }
         self.seen.clone_from(&self.synced);
-        self.proven = self.proven.min(self.synced.len());
+        let proven = if kept < written { self.proven_before } else { self.proven };
+        self.proven = proven.min(self.synced.len());
         written - kept
     }
 }
@@ -249,14 +330,17 @@ impl Disk for SimDisk {
         if state.files.contains_key(path) {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("{} is there", path.display())));
         }
+        if state.room == Room::None {
+            return Err(full());
+        }
         let inode = Inode::default();
         state.files.insert(path.to_owned(), inode.clone());
         state.renames.push(NameChange::Give(path.to_owned(), inode.clone()));
-        Ok(Box::new(SimFile(inode)))
+        Ok(Box::new(SimFile { disk: self.clone(), inode }))
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        Ok(Box::new(SimFile(self.inode(path)?)))
+        Ok(Box::new(SimFile { disk: self.clone(), inode: self.inode(path)? }))
     }
 
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
@@ -274,12 +358,20 @@ impl Disk for SimDisk {
         ranges.iter().map(read).collect()
     }
 
+    fn reader(&self, path: &Path) -> io::Result<Box<dyn DiskReader>> {
+        Ok(Box::new(SimFile { disk: self.clone(), inode: self.inode(path)? }))
+    }
+
     fn size(&self, path: &Path) -> io::Result<u64> {
         Ok(content(&self.inode(path)?).seen.len() as u64)
     }
 
+    /// A folder is there as long as there is something in it.
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
-        Ok(self.lock().files.keys().filter(|path| path.parent() == Some(dir)).cloned().collect())
+        let state = self.lock();
+        let inside = state.files.keys().filter_map(|path| path.strip_prefix(dir).ok());
+        let names: BTreeSet<PathBuf> = inside.filter_map(|path| Some(dir.join(path.components().next()?))).collect();
+        Ok(names.into_iter().collect())
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
@@ -293,6 +385,7 @@ impl Disk for SimDisk {
         let mut state = self.lock();
         let inode = state.files.remove(from).ok_or_else(|| not_found(from))?;
         state.files.insert(to.to_owned(), inode);
+        state.snapshots += u32::from(to.ends_with("state.snapshot"));
         state.renames.push(NameChange::Move(from.to_owned(), to.to_owned()));
         Ok(())
     }
@@ -306,35 +399,120 @@ impl Disk for SimDisk {
     }
 
     fn space(&self, _: &Path) -> io::Result<Space> {
-        Ok(Space { free: ROOM, total: ROOM, read_only: false })
+        let free = match self.lock().room {
+            Room::Enough => ROOM,
+            Room::Little => LITTLE,
+            Room::Less => LESS,
+            Room::None => 0,
+        };
+        Ok(Space { free, total: ROOM, read_only: false })
     }
 }
 
-struct SimFile(Inode);
+impl BlobDisk for SimDisk {
+    fn make_dir(&self, dir: &Path) -> io::Result<bool> {
+        Ok(!self.lock().files.keys().any(|path| path.starts_with(dir)))
+    }
+
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        let inside: Vec<PathBuf> = self.lock().files.keys().filter(|path| path.starts_with(dir)).cloned().collect();
+        inside.iter().try_for_each(|path| self.remove(path))
+    }
+
+    fn open_to_read(&self, path: &Path) -> io::Result<Box<dyn BlobFile>> {
+        Ok(Box::new(SimFile { disk: self.clone(), inode: self.inode(path)? }))
+    }
+
+    fn modified(&self, path: &Path) -> io::Result<Duration> {
+        Ok(content(&self.inode(path)?).modified.0)
+    }
+
+    fn touch(&self, path: &Path) -> io::Result<()> {
+        content(&self.inode(path)?).modified.0 = world::wall();
+        Ok(())
+    }
+}
+
+struct SimFile {
+    disk: SimDisk,
+    inode: Inode,
+}
+
+fn full() -> io::Error {
+    io::ErrorKind::StorageFull.into()
+}
+
+impl DiskReader for SimFile {
+    fn read_at(&self, into: &mut [u8], position: u64) -> io::Result<()> {
+        let at = usize::try_from(position).map_err(io::Error::other)?;
+        let content = content(&self.inode);
+        let bytes = at.checked_add(into.len()).and_then(|end| content.seen.get(at..end));
+        into.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
 
 impl DiskFile for SimFile {
     fn write_at(&mut self, bytes: &[u8], position: u64) -> io::Result<()> {
         let at = usize::try_from(position).map_err(io::Error::other)?;
-        let mut content = content(&self.0);
-        if content.unsynced.is_empty() && !bytes.is_empty() {
+        let is_full = self.disk.room() == Room::None;
+        let mut content = content(&self.inode);
+        let lacks_room = is_full && at + bytes.len() > content.seen.len().max(content.reserved);
+        let written = if lacks_room { &bytes[..bytes.len() / 2] } else { bytes };
+        if content.unsynced.is_empty() && !written.is_empty() {
+            content.proven_before = content.proven;
             content.proven = content.synced.len();
         }
-        content.change(Change::Write { at, bytes: bytes.to_vec() });
-        Ok(())
+        content.change(Change::Write { at, bytes: written.to_vec() });
+        if lacks_room { Err(full()) } else { Ok(()) }
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        content(&self.0).sync();
+        content(&self.inode).sync();
         Ok(())
     }
 
-    fn allocate(&mut self, _: u64, _: u64) -> io::Result<()> {
+    fn allocate(&mut self, position: u64, bytes: u64) -> io::Result<()> {
+        let (room, reserves) = {
+            let state = self.disk.lock();
+            (state.room, state.reserves)
+        };
+        if !reserves {
+            return Ok(());
+        }
+        if room == Room::None {
+            return Err(full());
+        }
+        let end = usize::try_from(position + bytes).map_err(io::Error::other)?;
+        let mut content = content(&self.inode);
+        content.reserved = content.reserved.max(end);
         Ok(())
     }
 
     fn truncate(&mut self, bytes: u64) -> io::Result<()> {
         let length = usize::try_from(bytes).map_err(io::Error::other)?;
-        content(&self.0).change(Change::Cut(length));
+        let mut content = content(&self.inode);
+        content.reserved = content.reserved.min(length);
+        content.change(Change::Cut(length));
         Ok(())
+    }
+}
+
+impl BlobFile for SimFile {
+    fn size(&self) -> io::Result<u64> {
+        Ok(content(&self.inode).seen.len() as u64)
+    }
+
+    fn read_at(&self, position: u64, length: usize) -> io::Result<Vec<u8>> {
+        let at = usize::try_from(position).map_err(io::Error::other)?;
+        let content = content(&self.inode);
+        let bytes = content.seen.get(at..at + length).map(<[u8]>::to_vec);
+        bytes.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+}
+
+impl fmt::Debug for SimFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SimFile")
     }
 }

@@ -24,7 +24,7 @@ use towline_cluster::{
     CERTIFICATE_LIFE, CertifiedNode, Cluster, ClusterHandle, ClusterOptions, Identity, PeerIdentity, Registration,
     membership,
 };
-use towline_core::{AgentSpec, NodeAddresses, Placement};
+use towline_core::{AgentSpec, NodeAddresses, NodeId, Placement};
 
 use crate::{ledger::Shared, net, owner, world};
 
@@ -61,6 +61,14 @@ pub struct Host {
     data: PathBuf,
     process: Option<Process>,
     lives: u32,
+    /// What it is to the cluster.
+    pub standing: Standing,
+    /// The node on it, once it is known.
+    pub node: Option<NodeId>,
+    /// Whether its log is damaged at the moment.
+    pub is_damaged: bool,
+    /// How its node began.
+    begin: Begin,
 }
 
 struct Process {
@@ -93,16 +101,30 @@ impl Life {
 }
 
 /// The data folder of a machine.
-fn folder(machine: usize) -> PathBuf {
+pub fn folder(machine: usize) -> PathBuf {
     PathBuf::from(format!("node-{}", machine + 1))
 }
 
+/// What a machine is to the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing: no node was ever on it, or all of that is gone.
+    Empty,
+    /// Its node asks to be a member.
+    Joining,
+    /// Its node is a member, or is to be one no more and still counts as one.
+    Member,
+    /// Its node was removed.
+    Removed,
+}
+
 /// What a node does first.
+#[derive(Clone)]
 pub enum Begin {
     /// It founds the cluster, unless it has.
     Found,
-    /// It joins by a token.
-    Join(String),
+    /// It joins by a token, at another machine.
+    Join(String, usize),
     /// It is a member.
     Again,
 }
@@ -110,7 +132,27 @@ pub enum Begin {
 impl Host {
     /// A machine without a process.
     pub fn new(number: usize) -> Self {
-        Self { number, data: folder(number), process: None, lives: 0 }
+        let (data, standing) = (folder(number), Standing::Empty);
+        Self { number, data, process: None, lives: 0, standing, node: None, is_damaged: false, begin: Begin::Again }
+    }
+
+    /// Makes a machine without a process one without a node.
+    pub fn wipe(&mut self) {
+        match std::fs::remove_dir_all(&self.data) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => tracing::error!(%error, "wipe a machine"),
+            Ok(()) | Err(_) => {}
+        }
+        world::with(|world| world.disk(self.number)).wipe();
+        (self.standing, self.node, self.begin) = (Standing::Empty, None, Begin::Again);
+    }
+
+    /// Starts the process of a node that was on the machine before; one that still asks to be a member asks at `member`.
+    pub fn start_again(&mut self, member: usize, shared: &Shared) {
+        let begin = match &self.begin {
+            Begin::Join(token, _) => Begin::Join(token.clone(), member),
+            begin @ (Begin::Found | Begin::Again) => begin.clone(),
+        };
+        self.start(begin, shared);
     }
 
     /// Starts a process.
@@ -127,6 +169,7 @@ impl Host {
             world.net.listen(number);
         });
         self.lives += 1;
+        self.begin = begin.clone();
         let life = Arc::new(Life::default());
         let node = Node { number, data: self.data.clone(), life: life.clone(), shared: shared.clone() };
         runtime.spawn(node.run(begin));
@@ -241,12 +284,15 @@ impl Node {
             description: "Does what its message says.".to_owned(),
             placement: Placement::EveryNode,
             tags: Vec::new(),
+            queue: None,
+            labels: towline_core::Labels::new(),
         };
         if self.life.handle.set(handle.clone()).is_err() {
             return Err("a life has one node".to_owned());
         }
         serving.spawn(owner::run(self.number, handle.clone(), self.shared.clone()));
-        let registration = Registration { capacity: CAPACITY, agents: vec![worker] };
+        let registration =
+            Registration { capacity: CAPACITY, agents: vec![worker], labels: towline_core::Labels::new() };
         if let Err(error) = handle.register(registration).await {
             tracing::info!(%error, "registers later");
         }
@@ -260,8 +306,8 @@ impl Node {
         }
         match begin {
             Begin::Found => membership::found(&self.data, CLUSTER, &name, self.addresses()).map_err(chain),
-            Begin::Join(token) => {
-                let member = net::address_of(0);
+            Begin::Join(token, member) => {
+                let member = net::address_of(member);
                 membership::join(&self.data, &member, &token, &name, self.addresses()).await.map_err(chain)
             }
             Begin::Again => Err("the folder holds no identity".to_owned()),

@@ -9,14 +9,16 @@ use std::{
     time::Duration,
 };
 
-use towline_core::{BootId, Content, Epoch, Event, EventKind, NodeId, Part, State, Task, TaskId, TaskState, VShard};
+use towline_core::{
+    BlobHash, BootId, Content, Epoch, Event, EventKind, NodeId, Part, State, Task, TaskId, TaskState, VShard,
+};
 
-use crate::world;
+use crate::{tasks, world};
 
 /// More is not told of one run: what follows the first is mostly its consequence.
 const MAX_WRONG: usize = 20;
 /// A run has to have so many tasks, or it says nothing.
-const LEAST_SUBMITTED: u32 = 60;
+const LEAST_SUBMITTED: u32 = 40;
 /// And so many faults must have hit.
 const LEAST_FAULTS: u32 = 3;
 
@@ -43,6 +45,14 @@ pub struct Ledger {
     /// The last index that was applied anywhere: it is committed.
     applied: u64,
     tasks: BTreeMap<TaskId, Known>,
+    /// Content that a task was seen to name.
+    named: BTreeSet<BlobHash>,
+    /// The last entry by which content was named that was looked at.
+    named_at: u64,
+    /// Nodes that were members and are none any more.
+    removed: BTreeSet<NodeId>,
+    /// The clock of the log may have passed a day: what is kept for a day may be forgotten.
+    is_a_day_over: bool,
     /// What was counted, for the report of a run.
     pub counts: Counts,
 }
@@ -66,8 +76,18 @@ pub struct Counts {
     pub refused: u32,
     /// Tasks that changed their owner.
     pub adopted: u32,
+    /// Requests whose content was kept beside the log.
+    pub kept: u32,
+    /// Pieces of content that were read.
+    pub contents: u32,
+    /// Snapshots that were written, built or taken from another node.
+    pub snapshots: u32,
+    /// Changes of who belongs to the cluster, and how.
+    pub changes: u32,
     /// Faults that hit something.
     pub faults: u32,
+    /// Tasks that were in the archive in the end.
+    pub archived: u32,
 }
 
 impl Counts {
@@ -79,11 +99,13 @@ impl Counts {
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { submitted, canceled, reads, followed, resumed, acts, refused, adopted, faults } = self;
+        let Self { submitted, canceled, reads, followed, resumed, acts, refused, adopted, faults, .. } = self;
+        let Self { kept, contents, snapshots, changes, archived, .. } = self;
         write!(
             f,
-            "{faults} faults, {submitted} tasks, {adopted} adoptions, {acts} acts, {refused} stale reports, {canceled} cancels, \
-             {reads} reads, {followed} events in streams, {resumed} resumed"
+            "{faults} faults, {submitted} tasks ({archived} archived), {adopted} adoptions, {acts} acts, {refused} stale reports, \
+             {canceled} cancels, {reads} reads, {followed} events in streams, {resumed} resumed, {kept} large parts kept, \
+             {contents} read, {snapshots} snapshots, {changes} changes of members"
         )
     }
 }
@@ -129,10 +151,15 @@ impl Ledger {
         self.messages.entry(message.to_owned()).or_default();
     }
 
+    /// A wall clock is set so far that the log may be a day further at once: a message may make another task.
+    pub fn a_day_passes(&mut self) {
+        self.is_a_day_over = true;
+    }
+
     /// A client was told which task its message made.
     pub fn submitted(&mut self, message: &str, task: TaskId) {
         match self.messages.entry(message.to_owned()).or_default() {
-            Some(first) if *first != task => {
+            Some(first) if *first != task && !self.is_a_day_over => {
                 let first = *first;
                 self.wrong(format!("message {message} made task {first}, and task {task}"));
             }
@@ -149,6 +176,33 @@ impl Ledger {
     pub fn was_canceled(&mut self, task: TaskId) {
         self.counts.canceled += 1;
         self.canceled.insert(task);
+    }
+
+    /// Content that a task names was read, and its hash was right.
+    pub fn content(&mut self, task: TaskId, length: u64, read: usize) {
+        self.counts.contents += 1;
+        if read as u64 != length {
+            self.wrong(format!("content of task {task} has {read} bytes, and {length} were named"));
+        }
+    }
+
+    /// What a state names that was not looked at before.
+    pub fn newly_named(&mut self, state: &State) -> Vec<BlobHash> {
+        if state.blobs_named_at() <= self.named_at {
+            return Vec::new();
+        }
+        self.named_at = state.blobs_named_at();
+        state.named_blobs().map(|(hash, _)| hash).filter(|hash| self.named.insert(*hash)).collect()
+    }
+
+    /// Nodes that a state shows as removed, among these.
+    pub fn were_removed(&mut self, nodes: impl Iterator<Item = NodeId>) {
+        self.removed.extend(nodes);
+    }
+
+    /// Whether a node was removed.
+    pub fn is_removed(&self, node: NodeId) -> bool {
+        self.removed.contains(&node)
     }
 
     /// A task that clients know, by chance.
@@ -182,7 +236,7 @@ impl Ledger {
         let recent = floor.acknowledged.saturating_sub(30);
         let lost: Vec<TaskId> = self.acknowledged[recent..floor.acknowledged]
             .iter()
-            .filter(|task| state.task(**task).is_none())
+            .filter(|task| tasks::state_of(state, **task).is_none())
             .copied()
             .collect();
         for task in lost {
@@ -229,6 +283,9 @@ impl Ledger {
     pub fn acts(&mut self, task: TaskId, epoch: Epoch, node: NodeId) {
         self.counts.acts += 1;
         let now = world::now();
+        if self.removed.contains(&node) {
+            self.wrong(format!("node {node} acts on task {task} under epoch {epoch:?}, and was removed"));
+        }
         let known = self.tasks.entry(task).or_default();
         match known.acted {
             Some((last, other, at)) if last > epoch => {
@@ -299,11 +356,17 @@ impl Ledger {
         told.into_iter().for_each(|told| self.wrong(told));
     }
 
-    /// Looks at the state that all nodes came to in the end.
-    pub fn look_back(&mut self, state: &State) {
+    /// Every task that anybody has seen.
+    pub fn all_tasks(&self) -> Vec<TaskId> {
+        self.tasks.keys().copied().collect()
+    }
+
+    /// Looks at all tasks that a node gives to a reader in the end.
+    pub fn look_back(&mut self, node: NodeId, given: &[Arc<Task>]) {
         let mut told = Vec::new();
         let mut made: BTreeMap<&str, Vec<TaskId>> = BTreeMap::new();
-        for task in all_tasks(state) {
+        let tasks: BTreeMap<TaskId, &Task> = given.iter().map(|task| (task.id, task.as_ref())).collect();
+        for task in tasks.values() {
             if let Some(message) = task.history.first() {
                 made.entry(message.message_id.as_str()).or_default().push(task.id);
             }
@@ -317,7 +380,7 @@ impl Ledger {
                 told.push(format!("the events of task {} add up to {shown:?}, its artifacts are {kept:?}", task.id));
             }
         }
-        for (message, tasks) in made.iter().filter(|(_, tasks)| tasks.len() > 1) {
+        for (message, tasks) in made.iter().filter(|(_, tasks)| tasks.len() > 1 && !self.is_a_day_over) {
             told.push(format!("message {message} made several tasks: {tasks:?}"));
         }
         for (message, task) in &self.messages {
@@ -327,13 +390,34 @@ impl Ledger {
             }
         }
         for task in &self.canceled {
-            let state = state.task(*task).map(|task| task.status.state);
+            let state = tasks.get(task).map(|task| task.status.state);
             if state != Some(TaskState::Canceled) {
                 told.push(format!("task {task} was told to be canceled, and is {state:?}"));
             }
         }
-        self.counts.adopted = all_tasks(state).map(|task| u32::try_from(task.adoptions.len()).unwrap_or(0)).sum();
-        told.into_iter().for_each(|told| self.wrong(told));
+        told.extend(self.what_is_not_as_it_ended(&tasks));
+        let adopted = tasks.values().map(|task| u32::try_from(task.adoptions.len()).unwrap_or(0)).sum();
+        self.counts.adopted = adopted;
+        told.into_iter().for_each(|told| self.wrong(format!("node {node}: {told}")));
+    }
+
+    /// A task that has ended is still there with all of its events, on a node that was there all the time as on one that was
+    /// sent a snapshot.
+    fn what_is_not_as_it_ended(&self, tasks: &BTreeMap<TaskId, &Task>) -> Vec<String> {
+        let mut told = Vec::new();
+        for (id, known) in &self.tasks {
+            let Some((ended, last)) = known.ended else { continue };
+            let Some(task) = tasks.get(id) else {
+                told.push(format!("task {id} ended as {ended:?}, and cannot be read any more"));
+                continue;
+            };
+            let events: Vec<u64> = task.events.iter().map(digest).collect();
+            if task.status.state != ended || task.generation != last || events != known.events {
+                let (all, shown, state) = (known.events.len(), events.len(), task.status.state);
+                told.push(format!("task {id} ended as {ended:?} with {all} events, and reads {state:?} with {shown}"));
+            }
+        }
+        told
     }
 }
 

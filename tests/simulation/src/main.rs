@@ -6,7 +6,8 @@
 //! host     a machine and the process on it: one runtime per life, killed by dropping it
 //! net      connections that are late, cut, reset     disk   what a power cut leaves of what was not synced
 //! owner    the shell of a node, by script            clients   send, cancel, read, follow
-//! nemesis  the faults                                ledger    what everyone was told, and whether it fits
+//! nemesis  the faults        members    who joins and leaves
+//! ledger   what everyone was told, and whether it fits
 //! many     many seeds, each in a process of its own
 //! ```
 //! What runs on it is the product: its log, its Raft, its sessions and its state. TLS and the actors are left out.
@@ -21,12 +22,14 @@ mod disk;
 mod host;
 mod ledger;
 mod many;
+mod members;
 mod nemesis;
 mod net;
 mod owner;
 mod panics;
 mod plan;
 mod run;
+mod tasks;
 mod trace;
 mod world;
 

@@ -6,8 +6,8 @@ use towline_core::NodeId;
 
 use crate::{
     ambush::{self, Ambush, Sprung},
-    disk::Damage,
-    host::{Begin, End, Host, Still},
+    disk::{Damage, Room},
+    host::{End, Host, Standing, Still},
     ledger::Shared,
     world,
 };
@@ -15,9 +15,22 @@ use crate::{
 /// Between the ends of two faults, in milliseconds: long enough for some work.
 const PAUSE_MS: std::ops::Range<u64> = 100..900;
 
+/// A leader is alone for so long, in milliseconds: an election takes one, and the end of its session another.
+const ISOLATED_FOR_MS: std::ops::Range<u64> = 2_800..4_500;
+/// A disk is full for so long, in milliseconds.
+const FULL_FOR_MS: std::ops::Range<u64> = 500..3_500;
+/// Wall clocks that are set by days are set so far in all, in milliseconds: tasks are kept for a week.
+const DAYS_MS: std::ops::Range<i64> = 25 * 3_600_000..50 * 3_600_000;
+/// A process that ended because its disk was full is started again after so long, in milliseconds.
+const SUPERVISED_MS: std::ops::Range<u64> = 200..1_000;
+
 /// The order of faults, and those that are not over.
 pub struct Nemesis {
     rng: fastrand::Rng,
+    /// A clock may be set by days.
+    days: bool,
+    /// The machine whose disk damages content, if one does: the other copies are good.
+    rotten: Option<usize>,
     next: Duration,
     over: Vec<(Duration, Cure)>,
     ambush: Option<Ambush>,
@@ -32,12 +45,25 @@ enum Cure {
     Mend(Vec<(usize, usize)>),
     Calm,
     FastDisk(usize),
+    Compact(usize),
+    MakeRoom(usize),
 }
 
 impl Nemesis {
     /// One that has not begun.
     pub fn new(seed: u64) -> Self {
-        Self { rng: fastrand::Rng::with_seed(seed), next: world::now(), over: Vec::new(), ambush: None }
+        let (over, next) = (Vec::new(), world::now());
+        Self { rng: fastrand::Rng::with_seed(seed), days: false, rotten: None, next, over, ambush: None }
+    }
+
+    /// Lets a wall clock be set by days, once.
+    pub fn may_set_days(&mut self) {
+        self.days = true;
+    }
+
+    /// Lets the disk of one machine damage content.
+    pub fn may_damage_content(&mut self, machine: usize) {
+        self.rotten = Some(machine);
     }
 
     /// Begins from here on.
@@ -47,18 +73,24 @@ impl Nemesis {
 
     /// Ends faults that are over, and lets others begin.
     pub fn tick(&mut self, hosts: &mut [Host], shared: &Shared) {
-        let now = world::now();
-        while let Some(position) = self.over.iter().position(|(at, _)| *at <= now) {
-            let (_, cure) = self.over.remove(position);
-            self.cure(cure, hosts, shared);
-        }
+        self.end_some(hosts, shared);
         self.watch_ambush(hosts);
+        let now = world::now();
         if self.next <= now && self.ambush.is_none() {
             self.next = now + Duration::from_millis(self.rng.u64(PAUSE_MS));
             if let Some(what) = self.hit(hosts, shared) {
                 tracing::info!(what, "fault");
                 shared.ledger().counts.faults += 1;
             }
+        }
+    }
+
+    /// Ends faults that are over.
+    pub fn end_some(&mut self, hosts: &mut [Host], shared: &Shared) {
+        let now = world::now();
+        while let Some(position) = self.over.iter().position(|(at, _)| *at <= now) {
+            let (_, cure) = self.over.remove(position);
+            self.cure(cure, hosts, shared);
         }
     }
 
@@ -101,10 +133,20 @@ impl Nemesis {
     /// A process has ended by itself: it must have had a reason.
     pub fn ended(&mut self, number: usize, reason: &str, hosts: &mut [Host], shared: &Shared) {
         tracing::info!(number, reason, "ended by itself");
-        hosts[number].end(End::Killed);
-        let is_damaged =
-            self.over.iter().any(|(_, cure)| matches!(cure, Cure::Repair(damaged, _) if *damaged == number));
-        if !is_damaged || !reason.contains("is damaged at byte") {
+        let host = &mut hosts[number];
+        host.end(End::Killed);
+        let is_full = world::with(|world| world.disk(number)).room() == Room::None;
+        if host.standing == Standing::Joining || (is_full && reason.contains("no storage space")) {
+            self.cure_in(SUPERVISED_MS, Cure::Start(number));
+            return;
+        }
+        let was_removed = host.node.is_some_and(|node| {
+            let shows = |host: &Host| host.handle().is_some_and(|handle| handle.local(|state| state.is_removed(node)));
+            hosts.iter().any(shows) || shared.ledger().is_removed(node)
+        });
+        let host = &mut hosts[number];
+        let has_reason = if host.is_damaged { reason.contains("is damaged at byte") } else { was_removed };
+        if !has_reason {
             shared.ledger().wrong(format!("node {} ended: {reason}", number + 1));
         }
     }
@@ -112,19 +154,24 @@ impl Nemesis {
     fn cure(&mut self, cure: Cure, hosts: &mut [Host], shared: &Shared) {
         match cure {
             Cure::Start(number) => {
-                if !hosts[number].is_up() {
+                if !hosts[number].is_up() && hosts[number].standing != Standing::Empty {
                     tracing::info!(number, "starts again");
-                    hosts[number].start(Begin::Again, shared);
+                    self.start_again(number, hosts, shared);
                 }
             }
+            Cure::Compact(number) => {
+                self.compact(number, hosts);
+            }
+            Cure::MakeRoom(number) => world::with(|world| world.disk(number)).set_room(Room::Enough),
             Cure::Repair(number, damage) => {
                 let place = damage.place();
                 if hosts[number].is_up() {
                     shared.ledger().wrong(format!("node {} runs on a log that is damaged at {place}", number + 1));
                 }
                 damage.repair();
+                hosts[number].is_damaged = false;
                 hosts[number].end(End::Killed);
-                hosts[number].start(Begin::Again, shared);
+                self.start_again(number, hosts, shared);
             }
             Cure::GoOn(number) => hosts[number].go_on(),
             Cure::Mend(cuts) => {
@@ -139,21 +186,31 @@ impl Nemesis {
         }
     }
 
+    fn start_again(&mut self, number: usize, hosts: &mut [Host], shared: &Shared) {
+        let is_member = |host: &&Host| host.standing == Standing::Member && host.is_up();
+        let members: Vec<usize> = hosts.iter().filter(is_member).map(|host| host.number).collect();
+        let member = self.rng.choice(members).unwrap_or_default();
+        hosts[number].start_again(member, shared);
+    }
+
     /// Begins a fault. Returns what it is.
     fn hit(&mut self, hosts: &mut [Host], shared: &Shared) -> Option<String> {
         let victim = self.victim(hosts)?;
         match self.rng.u8(0..100) {
-            0..18 => Some(self.kill(victim, hosts)),
-            18..34 => self.cut_power(victim, hosts),
-            34..52 => Some(self.cut(victim, hosts)),
-            52..62 => Some(self.still(victim, hosts)),
-            62..68 => Some(self.trouble()),
-            68..73 => Some(self.break_connections(victim, hosts)),
-            73..80 => Some(self.slow_disk(victim)),
-            80..83 => Some(self.set_clock(victim)),
-            83..90 => self.hand_over(victim, hosts),
-            90..93 => self.compact(victim, hosts),
-            93..97 => self.lay_ambush(hosts),
+            0..14 => Some(self.kill(victim, hosts)),
+            14..29 => self.cut_power(victim, hosts),
+            29..32 => Some(self.isolate(victim, hosts)),
+            32..46 => Some(self.cut(victim, hosts)),
+            46..56 => Some(self.still(victim, hosts)),
+            56..60 => Some(self.trouble()),
+            60..64 => Some(self.break_connections(victim, hosts)),
+            64..70 => Some(self.slow_disk(victim)),
+            70..74 => Some(self.set_clock(victim, shared)),
+            74..80 => self.hand_over(victim, hosts),
+            80..82 => self.compact(victim, hosts),
+            82..89 => self.leave_behind(victim, hosts),
+            89..93 => self.lay_ambush(hosts),
+            93..97 => Some(self.fill_disks(victim, hosts)),
             _ => self.damage(victim, hosts, shared),
         }
     }
@@ -212,6 +269,17 @@ impl Nemesis {
         Some(format!("without power: {}", lost.join(", ")))
     }
 
+    /// The leader alone on its side, for so long that another one has given its tasks away.
+    fn isolate(&mut self, victim: usize, hosts: &[Host]) -> String {
+        let victim = leader(hosts).unwrap_or(victim);
+        let others = (0..hosts.len()).filter(|other| *other != victim);
+        let cuts: Vec<_> = others.flat_map(|other| [(other, victim), (victim, other)]).collect();
+        world::with(|world| cuts.iter().for_each(|cut| world.net.cut(*cut)));
+        let ms = self.cure_in(ISOLATED_FOR_MS, Cure::Mend(cuts));
+        self.next = world::now() + Duration::from_millis(ms);
+        format!("node {} is alone for {ms} ms", victim + 1)
+    }
+
     fn cut(&mut self, victim: usize, hosts: &[Host]) -> String {
         let (into, out) = [(true, true), (true, true), (true, false), (false, true)][self.rng.usize(0..4)];
         let one = self.rng.u8(0..3) == 0;
@@ -261,10 +329,27 @@ impl Nemesis {
         format!("syncs of node {} take up to {by} ms longer for {ms} ms", victim + 1)
     }
 
-    fn set_clock(&mut self, victim: usize) -> String {
-        let by = self.rng.i64(-3_600_000..3_600_000);
+    fn set_clock(&mut self, victim: usize, shared: &Shared) -> String {
+        let by = if std::mem::take(&mut self.days) {
+            shared.ledger().a_day_passes();
+            self.rng.i64(DAYS_MS)
+        } else {
+            self.rng.i64(-3_600_000..3_600_000)
+        };
         world::with(|world| world.set_clock(victim, by));
         format!("the wall clock of node {} is set by {by} ms", victim + 1)
+    }
+
+    /// One disk is full, or all are; of some there is enough left for what Raft itself writes.
+    fn fill_disks(&mut self, victim: usize, hosts: &[Host]) -> String {
+        let all = self.rng.u8(0..4) == 0;
+        let room = [Room::Little, Room::Less, Room::None, Room::None][self.rng.usize(0..4)];
+        for number in (0..hosts.len()).filter(|number| all || *number == victim) {
+            world::with(|world| world.disk(number)).set_room(room);
+            self.cure_in(FULL_FOR_MS, Cure::MakeRoom(number));
+        }
+        let whose = if all { "all nodes have".to_owned() } else { format!("node {} has", victim + 1) };
+        format!("{whose} little room on the disk: {room:?}")
     }
 
     fn hand_over(&mut self, victim: usize, hosts: &[Host]) -> Option<String> {
@@ -285,10 +370,26 @@ impl Nemesis {
         Some(format!("node {} makes a snapshot and purges its log", victim + 1))
     }
 
+    /// A node is away while the others purge their logs: it is sent a snapshot when it is back.
+    fn leave_behind(&mut self, victim: usize, hosts: &mut [Host]) -> Option<String> {
+        hosts[victim].end(if self.rng.bool() { End::Killed } else { End::PowerCut });
+        let ms = self.cure_in(1_000..2_500, Cure::Start(victim));
+        for other in hosts.iter().filter(|host| host.is_up()) {
+            self.cure_in(ms * 2 / 3..ms, Cure::Compact(other.number));
+        }
+        self.maybe_wait(ms);
+        Some(format!("node {} is away for {ms} ms while the others purge their logs", victim + 1))
+    }
+
     fn damage(&mut self, victim: usize, hosts: &mut [Host], shared: &Shared) -> Option<String> {
+        if let Some(machine) = self.rotten.filter(|_| self.rng.bool()) {
+            let place = world::with(|world| world.disk(machine)).damage_content()?;
+            return Some(format!("the disk of node {} damages {place}", machine + 1));
+        }
         let damage = world::with(|world| world.disk(victim)).damage()?;
         hosts[victim].end(End::Killed);
-        hosts[victim].start(Begin::Again, shared);
+        hosts[victim].is_damaged = true;
+        self.start_again(victim, hosts, shared);
         let place = damage.place();
         self.cure_in(20..200, Cure::Repair(victim, damage));
         Some(format!("the disk of node {} damages {place}", victim + 1))

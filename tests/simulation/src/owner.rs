@@ -7,14 +7,15 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
     task::AbortHandle,
     time::sleep,
 };
 use towline_cluster::{ClusterHandle, ProposeError};
 use towline_core::{
     AgentName, Command, Epoch, Intent, Metadata, NodeId, OnAdoption, Outcome, OwnerReport, OwnerWord, ParentLink, Part,
-    Principal, Proposal, Rejection, Reply, StepNo, Task, TaskId, TaskState, TraceContext,
+    Principal, Proposal, Rejection, Reply, State, StepNo, Task, TaskId, TaskState, TraceContext,
+    limits::MAX_INLINE_BYTES,
     mutants::{self, Mutant},
 };
 
@@ -22,7 +23,7 @@ use crate::{
     host::AGENT,
     ledger::{self, Shared},
     plan::{self, Plan},
-    world,
+    tasks, world,
 };
 
 /// The state is compared with what runs this often, besides after each hint.
@@ -31,6 +32,10 @@ const COMPARE_EVERY: Duration = Duration::from_millis(100);
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 /// Between two acts of a step.
 const ACTS_EVERY: Duration = Duration::from_millis(25);
+/// One of so many reports is in nobody's hands once it was said.
+const LINGERS_ONE_OF: u8 = 12;
+/// And may be on its way for so long, in milliseconds: also past the end of the lease.
+const LINGERS_MS: std::ops::Range<u64> = 1..2_500;
 /// Tasks of a node that work at the same time: few, so that parents stand in each other's way.
 const PERMITS: usize = 4;
 
@@ -66,7 +71,8 @@ fn compare(
         BTreeMap::new()
     };
     running.retain(|task, (epoch, run)| {
-        let keep = leases.get(task) == Some(epoch);
+        // One that stopped by itself begins again, if the lease outlived the pause.
+        let keep = leases.get(task) == Some(epoch) && !run.is_finished();
         if !keep {
             run.abort();
         }
@@ -121,8 +127,15 @@ impl Run {
         for number in 0..plan.steps {
             let step = StepNo(number);
             let span = span();
-            match task.step(step) {
-                Some(known) if known.ended.is_some() => continue,
+            let known = task.step(step);
+            if known.is_some_and(|known| known.ended.is_some()) {
+                continue;
+            }
+            if self.is_to_leave() {
+                self.say(vec![OwnerWord::Released]).await?;
+                self.mine()?;
+            }
+            match known {
                 Some(_) => self.say(vec![OwnerWord::StepRestarted { step, span }]).await?,
                 None => self.say(vec![OwnerWord::StepStarted { step, intent: intent(number), span }]).await?,
             }
@@ -133,11 +146,25 @@ impl Run {
             if plan.delegates && number + 1 == plan.steps {
                 self.delegate(step).await?;
             }
-            let outcome = Outcome::Returned { content: "done".to_owned(), is_error: false };
+            let content = if plan.is_large { self.large_result(number) } else { "done".to_owned() };
+            let outcome = Outcome::Returned { content, is_error: false };
             self.say(vec![OwnerWord::StepEnded { step, outcome }]).await?;
         }
         let state = if plan.fails { TaskState::Failed } else { TaskState::Completed };
         self.say(vec![OwnerWord::Finished { state, message: None }]).await
+    }
+
+    /// Whether the node is drained, and another one could take the task.
+    fn is_to_leave(&self) -> bool {
+        self.cluster.local(|state| {
+            let is_drained = state.node(self.node).is_some_and(|node| node.draining.is_some());
+            is_drained && state.task(self.task).is_some_and(|task| state.has_another_host(&task.agent, self.node))
+        })
+    }
+
+    fn large_result(&self, number: u32) -> String {
+        let word = format!("result {number} of {} under {} ", self.task, self.epoch.0);
+        word.repeat(MAX_INLINE_BYTES / word.len() + 1)
     }
 
     /// Begins the turn. That it is this run which began it is seen from its span: a report of an earlier run under the same
@@ -239,29 +266,41 @@ impl Run {
             self.permit = None;
         }
         let mut watch = self.cluster.watch_task(child);
-        while self.cluster.local(|state| state.task(child).is_some_and(|child| !child.status.state.is_terminal())) {
+        let is_open = |state: &State| tasks::state_of(state, child).is_some_and(|state| !state.is_terminal());
+        while self.cluster.local(is_open) {
             watch.changed().await;
         }
         self.take_permit().await
     }
 
     /// Has words committed, whatever it takes.
-    async fn say(&mut self, words: Vec<OwnerWord>) -> Result<(), Stopped> {
+    async fn say(&mut self, mut words: Vec<OwnerWord>) -> Result<(), Stopped> {
         self.number += 1;
+        while let Err(error) = self.cluster.keep_words(&mut words).await {
+            tracing::debug!(task = %self.task, %error, "content is kept again");
+            sleep(RETRY_AFTER).await;
+            if !self.cluster.may_act() {
+                return Err(Stopped);
+            }
+        }
         let report = OwnerReport { task: self.task, epoch: self.epoch, number: self.number, words };
+        let lingers = world::with(|world| world.rng.u8(0..LINGERS_ONE_OF) == 0);
         loop {
             if !self.cluster.may_act() {
                 return Err(Stopped);
             }
             let others = self.shared.ledger().newest_epoch(self.task);
-            let proposal = Proposal { by: Principal::Node(self.node), command: Command::Report(report.clone()) };
-            match self.cluster.propose(proposal, None).await {
+            let told = match lingers {
+                true => self.propose_beside(report.clone()).await?,
+                false => propose(&self.cluster, report.clone()).await,
+            };
+            match told {
                 Ok(_) => {
                     self.shared.ledger().reported(self.task, self.epoch, self.node, others);
                     return Ok(());
                 }
                 Err(ProposeError::Rejected(rejection)) => {
-                    self.refused(&rejection);
+                    refused(&self.shared, self.node, self.task, &rejection);
                     return Err(Stopped);
                 }
                 Err(error) => {
@@ -272,12 +311,42 @@ impl Run {
         }
     }
 
-    fn refused(&self, rejection: &Rejection) {
-        let mut ledger = self.shared.ledger();
-        ledger.counts.refused += 1;
-        if !matches!(rejection, Rejection::StaleEpoch { .. }) {
-            ledger.wrong(format!("a report of node {} on task {} was refused: {rejection}", self.node, self.task));
-        }
+    /// Proposes a report that is on its way still when its run has been stopped: what is sent is not taken back.
+    async fn propose_beside(&self, report: OwnerReport) -> Result<Result<Reply, ProposeError>, Stopped> {
+        let (cluster, shared) = (self.cluster.clone(), self.shared.clone());
+        let (tell, told) = oneshot::channel();
+        let by_its_time = world::with(|world| Duration::from_millis(world.rng.u64(LINGERS_MS)));
+        tokio::spawn(async move {
+            let (node, task, epoch) = (cluster.node_id(), report.task, report.epoch);
+            // It stays in a queue before it goes out, and while it does the lease may end.
+            if world::with(|world| world.rng.bool()) {
+                sleep(by_its_time).await;
+            }
+            let before = shared.ledger().newest_epoch(task);
+            let outcome = propose(&cluster, report).await;
+            if let Err(unheard) = tell.send(outcome) {
+                match unheard {
+                    Ok(_) => shared.ledger().reported(task, epoch, node, before),
+                    Err(ProposeError::Rejected(rejection)) => refused(&shared, node, task, &rejection),
+                    Err(ProposeError::Unavailable { .. } | ProposeError::Unknown { .. }) => {}
+                }
+            }
+        });
+        told.await.map_err(|_| Stopped)
+    }
+}
+
+async fn propose(cluster: &ClusterHandle, report: OwnerReport) -> Result<Reply, ProposeError> {
+    let by = Principal::Node(cluster.node_id());
+    cluster.propose(Proposal { by, command: Command::Report(report) }, None).await
+}
+
+/// A report is refused for one reason only.
+fn refused(shared: &Shared, node: NodeId, task: TaskId, rejection: &Rejection) {
+    let mut ledger = shared.ledger();
+    ledger.counts.refused += 1;
+    if !matches!(rejection, Rejection::StaleEpoch { .. }) {
+        ledger.wrong(format!("a report of node {node} on task {task} was refused: {rejection}"));
     }
 }
 

@@ -6,7 +6,7 @@
 use std::{cell::RefCell, io, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
-use towline_cluster::seams::{Clock, Dialing, Disk, Machine};
+use towline_cluster::seams::{BlobDisk, Clock, Dialing, Disk, Machine};
 
 use crate::{
     disk::SimDisk,
@@ -17,6 +17,8 @@ use crate::{
 pub const TICK: Duration = Duration::from_millis(1);
 /// What the wall clocks show when the world begins: long after the certificates' first second.
 const WALL_AT_START: Duration = Duration::from_secs(1_800_000_000);
+/// Records of ended tasks go to the archive so soon, that most of a run happens to archived tasks as well.
+const ARCHIVE_AFTER: Duration = Duration::from_millis(700);
 /// A disk that nothing slows down takes up to this for a sync.
 const SYNC_TAKES_MS: u64 = 4;
 
@@ -75,6 +77,11 @@ pub fn with<R>(f: impl FnOnce(&mut World) -> R) -> R {
 /// The time: inside of a node as far as its runtime has come in this tick.
 pub fn now() -> Duration {
     with(|world| world.time())
+}
+
+/// What the wall clock of the machine shows whose node runs.
+pub fn wall() -> Duration {
+    with(|world| world.read_clock(Clock::Wall))
 }
 
 /// The node that runs.
@@ -168,6 +175,14 @@ impl Machine for Simulated {
 
     fn disk(&self) -> Arc<dyn Disk> {
         with(|world| Arc::new(world.machine().disk.clone()))
+    }
+
+    fn blob_disk(&self) -> Arc<dyn BlobDisk> {
+        with(|world| Arc::new(world.machine().disk.clone()))
+    }
+
+    fn archive_after(&self) -> Duration {
+        ARCHIVE_AFTER
     }
 
     fn sync_takes(&self) -> Duration {

@@ -14,6 +14,7 @@ use std::{
     thread,
     time::Duration,
 };
+use towline_tests::made_base64;
 
 const METHOD_NOT_FOUND: i64 = -32601;
 const INVALID_PARAMS: i64 = -32602;
@@ -31,7 +32,13 @@ fn main() {
             let out = Arc::clone(&out);
             // Side by side, so that a slow call does not hold up the next one.
             let calls = calls.clone();
-            thread::spawn(move || send(&out, &id, call(&calls, &params)));
+            thread::spawn(move || {
+                let text = params["arguments"]["text"].as_str().unwrap_or_default();
+                if params["name"] == "file" {
+                    return send_file(&out, &id, number(text));
+                }
+                send(&out, &id, call(&calls, &params));
+            });
         } else {
             send(&out, &id, answer(method, &params));
         }
@@ -75,6 +82,10 @@ fn page(cursor: Option<&str>) -> Value {
             tool("crash_once", "Ends this server the first time.", false),
             tool("long", "Answers with so many characters.", true),
             tool("picture", "Answers with an image of three times so many bytes.", true),
+            tool("pictures", "Answers with so many images.", true),
+            tool("file", "Answers with a file of so many bytes.", true),
+            tool("odd", "Answers with a string of so many characters that is neither text nor file.", true),
+            tool("heap", "Answers with so many texts of a million characters.", true),
         ] }),
     }
 }
@@ -104,6 +115,15 @@ fn call(calls: &str, params: &Value) -> Answer {
             { "type": "text", "text": "here it is" },
             { "type": "image", "mimeType": "image/png", "data": "QUJD".repeat(number(text)) },
         ] })),
+        "pictures" => {
+            let picture = |at: usize| json!({ "type": "image", "mimeType": "image/png", "data": format!("{at:04}") });
+            Ok(json!({ "content": (0..number(text)).map(picture).collect::<Vec<_>>() }))
+        }
+        "odd" => Ok(json!({ "content": [], "structuredContent": { "odd": "x".repeat(number(text)) } })),
+        "heap" => {
+            let text_block = json!({ "type": "text", "text": "x".repeat(1_000_000) });
+            Ok(json!({ "content": vec![text_block; number(text)] }))
+        }
         "fail" => content("the tool says no", true),
         "send_once" => {
             thread::sleep(Duration::from_secs(3_600));
@@ -125,6 +145,20 @@ fn noted(file: &str, tool: &str) -> usize {
 fn note(file: &str, params: &Value) {
     let mut file = OpenOptions::new().create(true).append(true).open(file).unwrap();
     writeln!(file, "{} {}", params["name"].as_str().unwrap_or("?"), params["_meta"]).unwrap();
+}
+
+/// Sends a file while it is made: an answer of any size without the memory for it.
+fn send_file(out: &Mutex<io::Stdout>, id: &Value, bytes: usize) {
+    let mut out = out.lock().unwrap();
+    let head = format!(
+        r#"{{"jsonrpc":"2.0","id":{id},"result":{{"content":[{{"type":"resource","resource":{{"uri":"file:///made/big.bin","mimeType":"application/x-made","blob":""#
+    );
+    let mut written = out.write_all(head.as_bytes());
+    for piece in made_base64(bytes) {
+        written = written.and_then(|()| out.write_all(&piece));
+    }
+    // The client has gone when this fails, and then the next read ends this process.
+    let _gone = written.and_then(|()| writeln!(out, "\"}}}}]}}}}")).and_then(|()| out.flush());
 }
 
 fn send(out: &Mutex<io::Stdout>, id: &Value, answer: Answer) {

@@ -228,7 +228,7 @@ pub fn send_result(task: &Task, view: TaskView) -> Answer {
 }
 
 /// One page, as `ListTasks` answers it.
-pub fn list_result(page: &TaskPage<'_>, page_size: usize, view: TaskView) -> Answer {
+pub fn list_result(page: &TaskPage, page_size: usize, view: TaskView) -> Answer {
     let tasks = page.tasks.iter().map(|task| ShownTask::of(task, view)).collect();
     Answer::Page(ShownPage { tasks, next: page.next, page_size, total: page.total })
 }
@@ -257,22 +257,54 @@ fn with_required_of_page(mut page: Value) -> Value {
     page
 }
 
+/// Where an agent is reached, by binding.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoints {
+    /// URL of JSON-RPC.
+    pub json_rpc: String,
+    /// Base URL of HTTP+JSON.
+    pub http_json: String,
+    /// `host:port` of gRPC, where it can be reached.
+    pub grpc: Option<String>,
+    /// What a gRPC client names the agent by, since its URL cannot.
+    pub tenant: Option<String>,
+}
+
+impl Endpoints {
+    /// In the order of preference: JSON-RPC streams can be resumed.
+    fn interfaces(self) -> Vec<a2a::AgentInterface> {
+        let interface = |url, binding: &str, tenant| a2a::AgentInterface {
+            url,
+            protocol_binding: binding.to_owned(),
+            protocol_version: PROTOCOL_VERSION.to_owned(),
+            tenant,
+        };
+        let over_http = [
+            interface(self.json_rpc, a2a::TRANSPORT_PROTOCOL_JSONRPC, None),
+            interface(self.http_json, a2a::TRANSPORT_PROTOCOL_HTTP_JSON, None),
+        ];
+        let over_grpc = self.grpc.map(|authority| interface(authority, a2a::TRANSPORT_PROTOCOL_GRPC, self.tenant));
+        over_http.into_iter().chain(over_grpc).collect()
+    }
+}
+
 /// The card of one agent, or of a mesh whose skills are its agents.
 ///
 /// # Errors
 /// When the card cannot be encoded: a bug.
-pub fn card(name: &str, description: &str, url: &str, version: &str, agents: &[AgentSpec]) -> Result<Value, WireError> {
+pub fn card(
+    name: &str,
+    description: &str,
+    endpoints: Endpoints,
+    version: &str,
+    agents: &[AgentSpec],
+) -> Result<Value, WireError> {
     let text = || vec!["text/plain".to_owned(), "application/json".to_owned()];
     encode(&a2a::AgentCard {
         name: name.to_owned(),
         description: description.to_owned(),
         version: version.to_owned(),
-        supported_interfaces: vec![a2a::AgentInterface {
-            url: url.to_owned(),
-            protocol_binding: a2a::TRANSPORT_PROTOCOL_JSONRPC.to_owned(),
-            protocol_version: PROTOCOL_VERSION.to_owned(),
-            tenant: None,
-        }],
+        supported_interfaces: endpoints.interfaces(),
         capabilities: a2a::AgentCapabilities {
             streaming: Some(true),
             push_notifications: Some(false),

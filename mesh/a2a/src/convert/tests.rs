@@ -93,7 +93,9 @@ fn the_deepest_data_that_is_let_in_can_be_shown_again() {
     let deep = (0..MAX_JSON_DEPTH).fold(json!(1), |inner, _| json!({ "level": inner }));
     let (state, id) = state_with_task(vec![Part::data(deep)]);
     let task = state.task(id).unwrap();
-    let page = state.list(&towline_core::Principal::Operator, &towline_core::ListFilter::default(), 10);
+    let page = state
+        .list(&towline_core::Principal::Operator, &towline_core::ListFilter::default(), 10)
+        .page(&std::collections::BTreeMap::new(), |_| 0);
     assert!(list_result(&page, 10, TaskView::WHOLE).encode().is_ok());
     assert!(snapshot(task).encode().is_ok());
 }
@@ -122,7 +124,9 @@ fn a_listing_filters_by_time_to_the_millisecond() {
 #[test]
 fn an_empty_page_has_all_its_required_fields() {
     let state = State::default();
-    let page = state.list(&towline_core::Principal::Operator, &towline_core::ListFilter::default(), 5);
+    let page = state
+        .list(&towline_core::Principal::Operator, &towline_core::ListFilter::default(), 5)
+        .page(&std::collections::BTreeMap::new(), |_| 0);
     assert_eq!(
         list_result(&page, 5, TaskView::WHOLE).encode().unwrap(),
         json!({ "tasks": [], "nextPageToken": "", "pageSize": 5, "totalSize": 0 })
@@ -209,8 +213,20 @@ fn a_card_declares_streaming_and_nothing_that_is_not_there() {
         description: "Reads.".into(),
         placement: Placement::EveryNode,
         tags: Vec::new(),
+        queue: None,
+        labels: towline_core::Labels::new(),
     };
-    let raw = card("reader", "Reads.", "http://127.0.0.1:7420/agents/reader", "0.1.0", &[agent]).unwrap();
+    let endpoints = Endpoints {
+        json_rpc: "http://127.0.0.1:7420/agents/reader".into(),
+        http_json: "http://127.0.0.1:7420/agents/reader/rest".into(),
+        grpc: Some("127.0.0.1:7420".into()),
+        tenant: Some("reader".into()),
+    };
+    let raw = card("reader", "Reads.", endpoints, "0.1.0", &[agent]).unwrap();
+    let interfaces = raw["supportedInterfaces"].as_array().unwrap();
+    let said = |face: &Value| (face["protocolBinding"].clone(), face["url"].clone(), face.get("tenant").cloned());
+    assert_eq!(said(&interfaces[1]), (json!("HTTP+JSON"), json!("http://127.0.0.1:7420/agents/reader/rest"), None));
+    assert_eq!(said(&interfaces[2]), (json!("GRPC"), json!("127.0.0.1:7420"), Some(json!("reader"))));
     assert_eq!(raw["capabilities"]["streaming"], json!(true));
     assert_eq!(raw["capabilities"]["pushNotifications"], json!(false));
     assert_eq!(raw["skills"][0]["tags"].as_array().map(Vec::len), Some(1), "required, so never empty");
@@ -287,6 +303,8 @@ fn state_with_task(parts: Vec<Part>) -> (State, TaskId) {
         description: String::new(),
         placement: Placement::EveryNode,
         tags: Vec::new(),
+        queue: None,
+        labels: towline_core::Labels::new(),
     };
     let id = TaskId::from_uuid(uuid::Uuid::from_u128(1));
     let node = towline_core::Principal::Node(NodeId(1));
@@ -312,7 +330,15 @@ fn state_with_task(parts: Vec<Part>) -> (State, TaskId) {
         ),
         (
             node,
-            Command::NodeUp { node: NodeId(1), boot, addresses, version: "0".into(), capacity: 4, agents: vec![spec] },
+            Command::NodeUp {
+                node: NodeId(1),
+                boot,
+                addresses,
+                version: "0".into(),
+                capacity: 4,
+                agents: vec![spec],
+                labels: None,
+            },
         ),
         (
             towline_core::Principal::Operator,
@@ -326,6 +352,7 @@ fn state_with_task(parts: Vec<Part>) -> (State, TaskId) {
                 hop: 0,
                 deadline_ms: None,
                 trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
+                most_open: None,
             })),
         ),
     ];

@@ -5,22 +5,25 @@
 //! chunk = kind(1) | 0(3) | length(4) | bytes | BLAKE3 of the whole file up to here (32)
 //! ```
 //! Since each checksum covers everything before it, a chunk cannot be changed, left out, doubled or moved; the end chunk
-//! tells a whole file from a cut one. Without blobs it is format 1, which older versions read; with blobs it is format 2. A reader hands on only bytes whose checksum was right.
+//! tells a whole file from a cut one. Without blobs it is format 1, which older versions read; with blobs it is format 2, and with
+//! records of archived tasks before them 3. A record is its name and content, like a blob. A reader hands on only bytes whose checksum was right.
 
 use std::io::{self, Read, Write};
 
 use bytes::Bytes;
 use prost::Message as _;
-use towline_core::BlobHash;
+use towline_core::{BlobHash, TaskId};
 use towline_proto::v1;
 
 use crate::wire::WireError;
 
 const MARK: [u8; 8] = *b"TOWLSAVE";
 /// The version of a file without blobs.
-const FORMAT: u32 = 1;
-/// The version of a file with blobs, and the highest one that this binary reads.
-const FORMAT_WITH_BLOBS: u32 = 2;
+pub(super) const FORMAT: u32 = 1;
+/// The version of a file with blobs.
+pub(super) const FORMAT_WITH_BLOBS: u32 = 2;
+/// The version of a file with records of archived tasks, and the highest one that this binary reads.
+pub(super) const FORMAT_WITH_RECORDS: u32 = 3;
 /// Bytes of one chunk: small beside a state, large beside its checksum.
 const CHUNK_BYTES: usize = 256 * 1024;
 /// A longer chunk is refused before room is made for it.
@@ -34,6 +37,8 @@ const END: u8 = 3;
 /// Names a blob, whose content follows.
 const BLOB: u8 = 4;
 const CONTENT: u8 = 5;
+/// Names an archived task, whose record follows as content.
+const RECORD: u8 = 6;
 
 /// Why a file is not a saved snapshot that can be used.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +92,12 @@ pub enum ArchiveError {
         /// What is missing or wrong.
         reason: String,
     },
+    /// The records of archived tasks are not all there, or not theirs.
+    #[error("saved snapshot does not hold the records of its finished tasks: {reason}")]
+    Record {
+        /// What is missing or wrong.
+        reason: String,
+    },
     /// The checksums are right, and the content is not understood.
     #[error("read what is in the saved snapshot")]
     Content {
@@ -103,8 +114,7 @@ pub(super) struct ArchiveWriter<W> {
 }
 
 impl<W: Write> ArchiveWriter<W> {
-    pub(super) fn begin(out: W, head: &v1::ArchiveHead, with_blobs: bool) -> io::Result<Self> {
-        let format = if with_blobs { FORMAT_WITH_BLOBS } else { FORMAT };
+    pub(super) fn begin(out: W, head: &v1::ArchiveHead, format: u32) -> io::Result<Self> {
         let mut writer = Self { out, hasher: blake3::Hasher::new(), pending: Vec::with_capacity(CHUNK_BYTES) };
         writer.put(&MARK)?;
         writer.put(&format.to_le_bytes())?;
@@ -118,7 +128,13 @@ impl<W: Write> ArchiveWriter<W> {
         self.chunk(BLOB, &name.encode_to_vec())
     }
 
-    /// Content of the blob that was begun last.
+    /// Begins the record of an archived task: behind the state, and before the first blob.
+    pub(super) fn record(&mut self, task: TaskId) -> io::Result<()> {
+        self.flush_chunk()?;
+        self.chunk(RECORD, task.as_uuid().as_bytes())
+    }
+
+    /// Content of the blob or record that was begun last.
     pub(super) fn content(&mut self, bytes: &[u8]) -> io::Result<()> {
         bytes.chunks(MAX_CHUNK_BYTES).try_for_each(|bytes| self.chunk(CONTENT, bytes))
     }
@@ -175,6 +191,8 @@ impl<W: Write> Write for ArchiveWriter<W> {
 /// What follows the state.
 #[derive(Debug)]
 pub(super) enum Piece {
+    /// The record of an archived task begins.
+    Record(TaskId),
     /// A blob begins.
     Blob(BlobHash),
     /// More of its content.
@@ -195,7 +213,7 @@ pub(super) struct ArchiveReader<R> {
     input: R,
     hasher: blake3::Hasher,
     at: u64,
-    with_blobs: bool,
+    format: u32,
     chunk: Bytes,
     /// What follows the state, once it was met.
     blob: Option<Piece>,
@@ -210,7 +228,7 @@ impl<R: Read> ArchiveReader<R> {
             input,
             hasher: blake3::Hasher::new(),
             at: 0,
-            with_blobs: false,
+            format: FORMAT,
             chunk: Bytes::new(),
             blob: None,
             ended: false,
@@ -223,11 +241,10 @@ impl<R: Read> ArchiveReader<R> {
             return Err(ArchiveError::Mark);
         }
         let found = u32::from_le_bytes(reader.array()?);
-        reader.with_blobs = match found {
-            FORMAT => false,
-            FORMAT_WITH_BLOBS => true,
-            _ => return Err(ArchiveError::Format { found, known: FORMAT_WITH_BLOBS }),
-        };
+        if !(FORMAT..=FORMAT_WITH_RECORDS).contains(&found) {
+            return Err(ArchiveError::Format { found, known: FORMAT_WITH_RECORDS });
+        }
+        reader.format = found;
         let (kind, head) = reader.next_chunk()?;
         if kind != HEAD {
             return Err(ArchiveError::Malformed { at: reader.at, reason: "it does not begin with a head" });
@@ -244,7 +261,7 @@ impl<R: Read> ArchiveReader<R> {
         Ok(())
     }
 
-    /// What follows the state: blobs and their content, in order. What is left of the state is skipped.
+    /// What follows the state: records, blobs and their content, in order. What is left of the state is skipped.
     pub(super) fn next_piece(&mut self) -> Result<Option<Piece>, ArchiveError> {
         while self.blob.is_none() && self.advance()? {}
         Ok(self.blob.take())
@@ -267,11 +284,16 @@ impl<R: Read> ArchiveReader<R> {
                 self.chunk = bytes;
                 Ok(true)
             }
-            BLOB if self.with_blobs => {
+            RECORD if self.format >= FORMAT_WITH_RECORDS => {
+                let malformed = |_| ArchiveError::Malformed { at: from, reason: "a task has no id" };
+                let id = uuid::Uuid::from_slice(&bytes).map_err(malformed)?;
+                self.meet(Piece::Record(TaskId::from_uuid(id)))
+            }
+            BLOB if self.format >= FORMAT_WITH_BLOBS => {
                 let hash = blob_name(bytes)?;
                 self.meet(Piece::Blob(hash))
             }
-            CONTENT if self.with_blobs => self.meet(Piece::Content(bytes)),
+            CONTENT if self.format >= FORMAT_WITH_BLOBS => self.meet(Piece::Content(bytes)),
             END if !bytes.is_empty() => Err(ArchiveError::Malformed { at: from, reason: "its end mark is not empty" }),
             END => {
                 self.ended = true;

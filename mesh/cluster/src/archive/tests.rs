@@ -17,7 +17,7 @@ fn a_saved_state_comes_back_as_it_was() {
 fn a_state_of_many_chunks_comes_back_as_it_was() {
     let mut bytes = Vec::new();
     let state: Vec<u8> = (0..3_000_000_u32).map(|number| (number % 251) as u8).collect();
-    let mut writer = ArchiveWriter::begin(&mut bytes, &head(), false).unwrap();
+    let mut writer = ArchiveWriter::begin(&mut bytes, &head(), FORMAT).unwrap();
     writer.write_all(&state).unwrap();
     writer.finish().unwrap();
 
@@ -107,7 +107,7 @@ fn a_file_without_the_content_that_its_state_names_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (data, file) = (folder.path().join("data"), folder.path().join("saved"));
     let mut without = Vec::new();
-    let mut writer = ArchiveWriter::begin(&mut without, &head(), true).unwrap();
+    let mut writer = ArchiveWriter::begin(&mut without, &head(), FORMAT_WITH_BLOBS).unwrap();
     naming(&content).serialize(&mut rmp_serde::Serializer::new(&mut writer).with_struct_map()).unwrap();
     writer.finish().unwrap();
     assert!(matches!(read(without.as_slice()), Err(ArchiveError::Blob { .. })));
@@ -128,17 +128,71 @@ fn a_refused_file_leaves_no_folder() {
     assert!(!data.exists());
 }
 
+#[test]
+fn the_records_of_archived_tasks_are_restored_with_the_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, file) = (folder.path().join("data"), folder.path().join("saved"));
+    let (state, tasks) = with_archived(40);
+    let record = |id| finished::encode_record(&tasks[&id]).map_err(io::Error::other);
+    let mut bytes = Vec::new();
+    write(&head(), &state, Beside { content: |_, _| Vec::new(), record }, &mut bytes).unwrap();
+    std::fs::write(&file, bytes).unwrap();
+
+    check(&file).unwrap();
+    restore(&data, &file, "again", "n", addresses()).unwrap();
+
+    let (_, view) = StateMachine::open(&data.join("snapshots"), 0).unwrap();
+    assert_eq!(view.read(State::archived_count), 40);
+    for (id, task) in &tasks {
+        assert_eq!(view.finished().get(*id).unwrap().as_ref(), Some(task));
+    }
+}
+
+#[test]
+fn a_file_without_the_record_of_an_archived_task_or_with_anothers_is_refused() {
+    let (state, tasks) = with_archived(2);
+    let mut without = Vec::new();
+    let mut writer = ArchiveWriter::begin(&mut without, &head(), FORMAT_WITH_RECORDS).unwrap();
+    state.serialize(&mut rmp_serde::Serializer::new(&mut writer).with_struct_map()).unwrap();
+    writer.finish().unwrap();
+    assert!(matches!(read(without.as_slice()), Err(ArchiveError::Record { .. })));
+
+    let folder = tempfile::tempdir().unwrap();
+    let (data, file) = (folder.path().join("data"), folder.path().join("saved"));
+    let first = tasks.values().next().unwrap();
+    let record = |_| finished::encode_record(first).map_err(io::Error::other);
+    let mut bytes = Vec::new();
+    write(&head(), &state, Beside { content: |_, _| Vec::new(), record }, &mut bytes).unwrap();
+    std::fs::write(&file, bytes).unwrap();
+    let refused = restore(&data, &file, "again", "n", addresses()).unwrap_err();
+    assert!(matches!(refused, ClusterError::Archive(ArchiveError::Record { .. })), "{refused}");
+}
+
 // ---- helpers ----
+
+fn no_record(_: TaskId) -> io::Result<Vec<u8>> {
+    Err(io::Error::other("no task is archived"))
+}
+
+/// A state with so many archived tasks, and their records.
+fn with_archived(count: u64) -> (State, BTreeMap<TaskId, Arc<towline_core::Task>>) {
+    let mut world = finished::tests::World::new();
+    for number in 0..count {
+        world.ended(number);
+    }
+    let records = world.archive();
+    (world.state, records.into_iter().map(|task| (task.id, task)).collect())
+}
 
 fn saved() -> Vec<u8> {
     let mut bytes = Vec::new();
-    write(&head(), &founded(), |_, _| Vec::new(), &mut bytes).unwrap();
+    write(&head(), &founded(), Beside { content: |_, _| Vec::new(), record: no_record }, &mut bytes).unwrap();
     bytes
 }
 
 fn saved_with(named: &[u8], content: impl Fn(BlobHash, u64) -> Vec<u8>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    write(&head(), &naming(named), content, &mut bytes).unwrap();
+    write(&head(), &naming(named), Beside { content, record: no_record }, &mut bytes).unwrap();
     bytes
 }
 

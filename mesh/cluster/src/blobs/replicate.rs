@@ -99,7 +99,10 @@ pub(super) async fn to_majority(cluster: &ClusterHandle, hash: BlobHash, length:
 
 /// The majorities that a decision needs: two while the membership changes.
 fn voter_sets(cluster: &ClusterHandle) -> Vec<BTreeSet<u64>> {
-    let metrics = cluster.leadership().raft().metrics();
+    let Some(raft) = cluster.leadership().raft() else {
+        return cluster.leadership().view().membership().get_joint_config().clone();
+    };
+    let metrics = raft.metrics();
     let metrics = metrics.borrow_watched();
     metrics.membership_config.membership().get_joint_config().clone()
 }
@@ -176,11 +179,10 @@ pub(super) async fn fetch(cluster: &ClusterHandle, hash: BlobHash, length: u64) 
     Err(BlobError::Unreadable { hash, reason })
 }
 
-/// All other nodes, voters first.
+/// All other nodes that keep what is named, voters first.
 fn sources(cluster: &ClusterHandle) -> Vec<NodeId> {
     let voters: BTreeSet<u64> = voter_sets(cluster).into_iter().flatten().collect();
-    let mut nodes = cluster.peers().book().nodes();
-    nodes.retain(|node| *node != cluster.node_id());
+    let mut nodes = cluster.log_keepers();
     nodes.sort_by_key(|node| (!voters.contains(&node.0), *node));
     nodes
 }

@@ -9,16 +9,14 @@
 //! write is the time of the file.
 
 use std::{
-    collections::BTreeSet,
-    fs::{self, File, OpenOptions},
-    io::{self, Write},
-    os::unix::fs::FileExt,
+    collections::BTreeMap,
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use blake3::hazmat::ChainingValue;
@@ -26,9 +24,13 @@ use towline_core::{BlobHash, Timestamp};
 
 use super::{
     BlobError,
+    disk::{BlobDisk, BlobFile},
     tree::{Groups, TreeHasher, groups_of},
 };
-use crate::{kill_points, wal::disk::is_full};
+use crate::{
+    kill_points, seams,
+    wal::disk::{DiskFile, is_full},
+};
 
 const MARK: [u8; 8] = *b"TOWLBLOB";
 const VALUE_BYTES: u64 = 32;
@@ -43,48 +45,67 @@ pub(crate) struct Store(Arc<Inner>);
 
 struct Inner {
     dir: PathBuf,
-    /// What there are files of. Held while one is touched or removed, so that neither meets the other.
-    held: Mutex<BTreeSet<BlobHash>>,
+    disk: Arc<dyn BlobDisk>,
+    /// What there are files of, and since when it is known to be wanted, by the clock that nobody sets: since it was written
+    /// last in this life of the process, or since that began. Held while a file is touched or removed, so that neither meets
+    /// the other.
+    held: Mutex<BTreeMap<BlobHash, Duration>>,
     next: AtomicU64,
 }
 
 impl Store {
     /// Looks what there is, and removes what was not finished.
     pub(crate) fn open(dir: &Path) -> io::Result<Self> {
-        let unfinished = dir.join(UNFINISHED);
-        if unfinished.is_dir() {
-            fs::remove_dir_all(&unfinished)?;
-        }
-        let mut held = BTreeSet::new();
-        for folder in list(dir)? {
+        Self::open_on(dir, seams::blob_disk())
+    }
+
+    fn open_on(dir: &Path, disk: Arc<dyn BlobDisk>) -> io::Result<Self> {
+        disk.remove_dir(&dir.join(UNFINISHED))?;
+        let (mut held, since) = (BTreeMap::new(), boot_clock());
+        for folder in list(disk.as_ref(), dir)? {
             let Some(prefix) = folder.file_name().and_then(|name| name.to_str()) else { continue };
-            let names = list(&folder)?;
+            let names = list(disk.as_ref(), &folder)?;
             let names = names.iter().filter_map(|path| path.file_name().and_then(|name| name.to_str()));
-            held.extend(names.filter_map(|name| format!("{prefix}{name}").parse::<BlobHash>().ok()));
+            let hashes = names.filter_map(|name| format!("{prefix}{name}").parse::<BlobHash>().ok());
+            held.extend(hashes.map(|hash| (hash, since)));
         }
-        Ok(Self(Arc::new(Inner { dir: dir.to_owned(), held: Mutex::new(held), next: AtomicU64::new(0) })))
+        let (dir, held, next) = (dir.to_owned(), Mutex::new(held), AtomicU64::new(0));
+        Ok(Self(Arc::new(Inner { dir, disk, held, next })))
     }
 
     /// Whether there is a file of it.
     pub(crate) fn holds(&self, hash: &BlobHash) -> bool {
-        self.held().contains(hash)
+        self.held().contains_key(hash)
     }
 
     /// Everything there is a file of.
     pub(crate) fn all(&self) -> Vec<BlobHash> {
-        self.held().iter().copied().collect()
+        self.held().keys().copied().collect()
+    }
+
+    /// The folder that they lie in.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.0.dir
+    }
+
+    /// Everything there is a file of, with its size on disk and when it was written or wanted last.
+    pub(crate) fn files(&self) -> Vec<(BlobHash, u64, Timestamp)> {
+        let file = |hash: BlobHash| {
+            let path = self.path(&hash);
+            let (size, written) = (self.disk().size(&path).ok()?, self.disk().modified(&path).ok()?.as_millis());
+            Some((hash, size, Timestamp(u64::try_from(written).unwrap_or(u64::MAX))))
+        };
+        self.all().into_iter().filter_map(file).collect()
     }
 
     /// Says that a blob is still wanted, if it is held and looks whole.
     pub(crate) fn touch(&self, hash: &BlobHash, length: u64) -> bool {
-        let held = self.held();
-        if !held.contains(hash) {
-            return false;
-        }
+        let mut held = self.held();
+        let Some(since) = held.get_mut(hash) else { return false };
         let path = self.path(hash);
-        let touched = Reader::open(&path, *hash).and_then(|reader| {
-            let file = OpenOptions::new().append(true).open(&path).map_err(file_error("open", &path))?;
-            file.set_modified(SystemTime::now()).map_err(file_error("mark", &path))?;
+        let touched = Reader::open(self.disk(), &path, *hash).and_then(|reader| {
+            self.disk().touch(&path).map_err(file_error("mark", &path))?;
+            *since = boot_clock();
             Ok(reader.length() == length)
         });
         drop(held);
@@ -103,7 +124,7 @@ impl Store {
         if !self.holds(&hash) {
             return Err(BlobError::NotHeld { hash });
         }
-        Reader::open(&self.path(&hash), hash)
+        Reader::open(self.disk(), &self.path(&hash), hash)
     }
 
     /// A file that was found damaged does not count as held: it is written anew.
@@ -114,22 +135,22 @@ impl Store {
     /// Begins to write a blob.
     pub(crate) fn writer(&self) -> Result<Writer, BlobError> {
         let dir = self.0.dir.join(UNFINISHED);
-        fs::create_dir_all(&dir).map_err(file_error("create", &dir))?;
+        self.disk().make_dir(&dir).map_err(file_error("create", &dir))?;
         let path = dir.join(self.0.next.fetch_add(1, Ordering::Relaxed).to_string());
-        let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(file_error("create", &path))?;
-        Ok(Writer { store: self.clone(), file, unfinished: Unfinished(path), hasher: TreeHasher::new() })
+        let file = self.disk().create(&path).map_err(file_error("create", &path))?;
+        let unfinished = Unfinished { disk: Arc::clone(&self.0.disk), path };
+        Ok(Writer { store: self.clone(), file, written: 0, unfinished, hasher: TreeHasher::new() })
     }
 
-    /// Removes a blob if it was written last before this time.
-    pub(crate) fn remove_if_older(&self, hash: &BlobHash, than: Timestamp) -> io::Result<bool> {
+    /// Removes a blob if it was written last before this time, and is not known to be wanted since less than `kept`.
+    pub(crate) fn remove_if_older(&self, hash: &BlobHash, than: Timestamp, kept: Duration) -> io::Result<bool> {
         let path = self.path(hash);
         let mut held = self.held();
-        let modified = fs::metadata(&path)?.modified()?;
-        let modified = modified.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        if modified >= u128::from(than.0) {
+        let is_young = held.get(hash).is_some_and(|since| boot_clock().saturating_sub(*since) < kept);
+        if is_young || self.disk().modified(&path)?.as_millis() >= u128::from(than.0) {
             return Ok(false);
         }
-        fs::remove_file(&path)?;
+        self.disk().remove(&path)?;
         held.remove(hash);
         Ok(true)
     }
@@ -138,16 +159,23 @@ impl Store {
         let path = self.path(&hash);
         let dir = path.parent().unwrap_or(&self.0.dir);
         let mut held = self.held();
-        if !dir.is_dir() {
-            fs::create_dir_all(dir).map_err(file_error("create", dir))?;
-            sync_dir(&self.0.dir)?;
-            sync_dir(self.0.dir.parent().unwrap_or(&self.0.dir))?;
+        if self.disk().make_dir(dir).map_err(file_error("create", dir))? {
+            self.sync_dir(&self.0.dir)?;
+            self.sync_dir(self.0.dir.parent().unwrap_or(&self.0.dir))?;
         }
-        fs::rename(unfinished, &path).map_err(file_error("name", &path))?;
+        self.disk().rename(unfinished, &path).map_err(file_error("name", &path))?;
         kill_points::pass("blob-renamed");
-        sync_dir(dir)?;
-        held.insert(hash);
+        self.sync_dir(dir)?;
+        held.insert(hash, boot_clock());
         Ok(())
+    }
+
+    fn sync_dir(&self, dir: &Path) -> Result<(), BlobError> {
+        self.disk().sync_dir(dir).map_err(file_error("make durable", dir))
+    }
+
+    fn disk(&self) -> &dyn BlobDisk {
+        self.0.disk.as_ref()
     }
 
     fn path(&self, hash: &BlobHash) -> PathBuf {
@@ -156,7 +184,7 @@ impl Store {
         self.0.dir.join(prefix).join(rest)
     }
 
-    fn held(&self) -> MutexGuard<'_, BTreeSet<BlobHash>> {
+    fn held(&self) -> MutexGuard<'_, BTreeMap<BlobHash, Duration>> {
         self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -164,7 +192,8 @@ impl Store {
 /// A blob that is being written. Dropped before its end, it leaves nothing.
 pub(crate) struct Writer {
     store: Store,
-    file: File,
+    file: Box<dyn DiskFile>,
+    written: u64,
     unfinished: Unfinished,
     hasher: TreeHasher,
 }
@@ -175,34 +204,42 @@ impl Writer {
         if self.hasher.length() > MAX_LENGTH {
             return Err(BlobError::TooLarge { limit: MAX_LENGTH });
         }
-        self.file.write_all(bytes).map_err(file_error("write", &self.unfinished.0))
+        self.append(bytes)
     }
 
     /// Makes it durable under its hash; if another is expected, nothing is kept.
     pub(crate) fn finish(mut self, expected: Option<BlobHash>) -> Result<(BlobHash, u64), BlobError> {
-        let (hash, groups) = self.hasher.finish();
+        let (hash, groups) = std::mem::replace(&mut self.hasher, TreeHasher::new()).finish();
         if let Some(expected) = expected.filter(|expected| *expected != hash) {
             return Err(BlobError::OtherContent { expected, found: hash });
         }
-        let failed = |error| file_error("write", &self.unfinished.0)(error);
-        self.file.write_all(&tail(&groups)).map_err(failed)?;
+        self.append(&tail(&groups))?;
         kill_points::pass("blob-drafted");
-        self.file.sync_all().map_err(failed)?;
+        self.file.sync().map_err(file_error("write", &self.unfinished.path))?;
         kill_points::pass("blob-synced");
-        self.store.keep(hash, &self.unfinished.0)?;
+        self.store.keep(hash, &self.unfinished.path)?;
         Ok((hash, groups.length()))
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), BlobError> {
+        self.file.write_at(bytes, self.written).map_err(file_error("write", &self.unfinished.path))?;
+        self.written += bytes.len() as u64;
+        Ok(())
     }
 }
 
 /// The path of a file that is removed unless it got its name.
-struct Unfinished(PathBuf);
+struct Unfinished {
+    disk: Arc<dyn BlobDisk>,
+    path: PathBuf,
+}
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.0)
+        if let Err(error) = self.disk.remove(&self.path)
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::debug!(path = %self.0.display(), %error, "unfinished blob stays until the next start");
+            tracing::debug!(path = %self.path.display(), %error, "unfinished blob stays until the next start");
         }
     }
 }
@@ -212,26 +249,25 @@ impl Drop for Unfinished {
 pub(crate) struct Reader {
     hash: BlobHash,
     path: PathBuf,
-    file: File,
+    file: Box<dyn BlobFile>,
     groups: Groups,
 }
 
 impl Reader {
-    fn open(path: &Path, hash: BlobHash) -> Result<Self, BlobError> {
+    fn open(disk: &dyn BlobDisk, path: &Path, hash: BlobHash) -> Result<Self, BlobError> {
         let damaged = |what| BlobError::Damaged { hash, what };
-        let file = match File::open(path) {
+        let file = match disk.open_to_read(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(BlobError::NotHeld { hash }),
             Err(error) => return Err(file_error("open", path)(error)),
         };
         let failed = |error| file_error("read", path)(error);
-        let size = file.metadata().map_err(failed)?.len();
+        let size = file.size().map_err(failed)?;
         let at = size.checked_sub(FOOTER_BYTES).ok_or(damaged("it has no end"))?;
-        let mut footer = [0; FOOTER_BYTES as usize];
-        file.read_exact_at(&mut footer, at).map_err(failed)?;
-        let length = length_in(&footer, size).ok_or(damaged("its end is not right"))?;
-        let mut values = vec![0; usize::try_from(at - length).unwrap_or_default()];
-        file.read_exact_at(&mut values, length).map_err(failed)?;
+        let footer = file.read_at(at, FOOTER_BYTES as usize).map_err(failed)?;
+        let footer = footer.first_chunk().ok_or(damaged("it has no end"))?;
+        let length = length_in(footer, size).ok_or(damaged("its end is not right"))?;
+        let values = file.read_at(length, usize::try_from(at - length).unwrap_or_default()).map_err(failed)?;
         let groups = Groups::prove(hash, length, values_in(&values)).ok_or(damaged("its hash tree is not right"))?;
         Ok(Self { hash, path: path.to_owned(), file, groups })
     }
@@ -243,8 +279,7 @@ impl Reader {
     /// One group of the content, checked.
     pub(crate) fn group(&self, group: u64) -> Result<Vec<u8>, BlobError> {
         let (from, length) = self.groups.place(group);
-        let mut bytes = vec![0; length];
-        self.file.read_exact_at(&mut bytes, from).map_err(file_error("read", &self.path))?;
+        let bytes = self.file.read_at(from, length).map_err(file_error("read", &self.path))?;
         if self.groups.is_right(group, &bytes) {
             Ok(bytes)
         } else {
@@ -290,16 +325,15 @@ pub(crate) fn read_bytes(hash: BlobHash, bytes: &[u8]) -> Option<Vec<u8>> {
     right.then(|| bytes[..length].to_vec())
 }
 
-fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    match fs::read_dir(dir) {
-        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path())).collect(),
+fn list(disk: &dyn BlobDisk, dir: &Path) -> io::Result<Vec<PathBuf>> {
+    match disk.list(dir) {
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(Vec::new()),
-        Err(error) => Err(error),
+        listed => listed,
     }
 }
 
-fn sync_dir(dir: &Path) -> Result<(), BlobError> {
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(file_error("make durable", dir))
+fn boot_clock() -> Duration {
+    seams::read_clock(seams::Clock::Boot)
 }
 
 fn file_error(action: &'static str, path: &Path) -> impl Fn(io::Error) -> BlobError {

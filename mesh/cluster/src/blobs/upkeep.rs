@@ -5,7 +5,11 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use tokio::time::{Instant, sleep};
-use towline_core::{BlobHash, State, Timestamp, limits::BLOB_KEPT_UNNAMED_MS};
+use towline_core::{
+    BlobHash, State, Timestamp,
+    limits::BLOB_KEPT_UNNAMED_MS,
+    mutants::{self, Mutant},
+};
 
 use super::{BlobError, Store, blocking, replicate, tree};
 use crate::handle::ClusterHandle;
@@ -21,6 +25,9 @@ const FETCH_AT_ONCE: usize = 2;
 const FETCH_PER_ROUND: usize = 256;
 /// How often this node looks for what nothing names.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
+/// However the wall clocks of the cluster differ or jump, and with them the day, what was written is kept for this long by the
+/// clock that nobody sets: what is to name it is on its way for seconds, or for as long as the others are away.
+pub(super) const KEPT_AT_LEAST: Duration = Duration::from_secs(3_600);
 /// Files that one sweep removes at most: removals are work for the disk that the log is written to.
 const MAX_REMOVED: usize = 1_000;
 
@@ -66,7 +73,8 @@ async fn catch_up(cluster: &ClusterHandle) -> bool {
 }
 
 /// Removes what nothing names and nobody has written for a day. The time that counts is that of the log: a node that is cut
-/// off does not learn what is named meanwhile, and removes nothing.
+/// off does not learn what is named meanwhile, and removes nothing. The time of a file is that of this machine, whose clock
+/// may be another: so nothing goes that was written within [`KEPT_AT_LEAST`].
 async fn sweep(cluster: &ClusterHandle) {
     let store = cluster.blobs().store().clone();
     let held = store.all();
@@ -77,11 +85,15 @@ async fn sweep(cluster: &ClusterHandle) {
         let unnamed = held.into_iter().filter(|hash| !state.names_blob(hash)).collect::<Vec<BlobHash>>();
         (state.last().at, unnamed)
     });
-    let before = Timestamp(now.0.saturating_sub(BLOB_KEPT_UNNAMED_MS));
+    let (before, kept) = if mutants::on(Mutant::BlobCollectionWithoutGrace) {
+        (Timestamp(u64::MAX), Duration::ZERO)
+    } else {
+        (Timestamp(now.0.saturating_sub(BLOB_KEPT_UNNAMED_MS)), cluster.blobs().kept_at_least())
+    };
     let removed = blocking(move || {
         let mut removed = 0;
         for hash in unnamed {
-            match store.remove_if_older(&hash, before) {
+            match store.remove_if_older(&hash, before, kept) {
                 Ok(true) => removed += 1,
                 Ok(false) => {}
                 Err(error) => tracing::warn!(%hash, %error, "blob was not removed"),

@@ -1,7 +1,8 @@
 //! Raft's log on disk: openraft's storage traits over the write-ahead log, with the newest entries in memory.
 //!
 //! An entry is readable as soon as [`append`](RaftLogStorage::append) returns and durable when its callback is called.
-//! What is committed is remembered without waiting for the disk: it may be behind after a crash, never ahead.
+//! What is committed is remembered without a write of its own: it goes with the next append or purge, or with the end of the
+//! log. So it may be behind after a crash, never ahead: it stands behind every entry that it covers.
 
 use std::{
     collections::VecDeque,
@@ -10,7 +11,7 @@ use std::{
     ops::{Bound, RangeBounds},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -20,7 +21,7 @@ use openraft::{
     storage::{IOFlushed, RaftLogStorage},
 };
 use prost::Message as _;
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 use towline_core::mutants::{self, Mutant};
 use towline_proto::v1;
 
@@ -81,6 +82,8 @@ struct Inner {
 struct Log {
     vote: Option<RaftVote>,
     committed: Option<RaftLogId>,
+    /// Whether `committed` is newer than what the log on disk says.
+    committed_unsaved: bool,
     purged: Option<RaftLogId>,
     /// Behind `purged`, without a gap.
     entries: VecDeque<Slot>,
@@ -183,6 +186,12 @@ impl LogStore {
 
     /// Writes what is queued and ends the thread of the log.
     pub async fn close(&self) {
+        let last = self.update(Log::take_unsaved);
+        if let Some(last) = last
+            && let Err(error) = self.0.wal.write(vec![last]).await
+        {
+            tracing::debug!(%error, "log ends without its last word on what is committed");
+        }
         self.0.wal.close().await;
     }
 
@@ -315,6 +324,13 @@ impl Log {
         self.purged = self.purged.max(Some(upto));
     }
 
+    /// What the log on disk does not say yet of what is committed.
+    fn take_unsaved(&mut self) -> Option<Record> {
+        std::mem::take(&mut self.committed_unsaved)
+            .then(|| self.committed.as_ref().map(|committed| Record::Committed(encode_log_id(committed))))
+            .flatten()
+    }
+
     fn forget(&mut self, slot: Option<Slot>) {
         self.hot_bytes -= match slot {
             Some(Slot { size, held: Held::Hot(_), .. }) => size,
@@ -441,10 +457,11 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     async fn save_committed(&mut self, committed: Option<RaftLogId>) -> Result<(), io::Error> {
         let Some(committed) = committed else { return Ok(()) };
         self.update(|log| {
+            log.committed_unsaved |= log.committed != Some(committed);
             log.committed = Some(committed);
             log.cool(self.0.hot_bytes, |index| self.0.wal.place(index));
         });
-        self.0.wal.write(vec![Record::Committed(encode_log_id(&committed))]).await
+        Ok(())
     }
 
     async fn read_committed(&mut self) -> Result<Option<RaftLogId>, io::Error> {
@@ -459,7 +476,9 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         let entries: Vec<RaftEntry> = entries.into_iter().collect();
         let record =
             |entry: &RaftEntry| Record::Entry { id: entry_id(&entry.log_id), body: wire::encode_entry(entry).into() };
-        let records = entries.iter().map(record).collect();
+        let mut records = Vec::with_capacity(entries.len() + 1);
+        records.extend(self.update(Log::take_unsaved));
+        records.extend(entries.iter().map(record));
         self.update(|log| entries.into_iter().try_for_each(|entry| log.append(entry)))?;
         self.0.wal.write_durably(records, Box::new(|outcome| callback.io_completed(outcome))).await
     }
@@ -471,8 +490,12 @@ impl RaftLogStorage<TypeConfig> for LogStore {
     }
 
     async fn purge(&mut self, log_id: RaftLogId) -> Result<(), io::Error> {
-        self.update(|log| log.purge(log_id));
-        self.0.wal.write(vec![Record::Purge { upto: log_id.index, log_id: encode_log_id(&log_id) }]).await
+        let committed = self.update(|log| {
+            log.purge(log_id);
+            log.take_unsaved()
+        });
+        let purge = Record::Purge { upto: log_id.index, log_id: encode_log_id(&log_id) };
+        self.0.wal.write(committed.into_iter().chain([purge]).collect()).await
     }
 }
 

@@ -4,6 +4,7 @@
 
 pub mod log_store;
 pub(crate) mod network;
+pub(crate) mod snapshot_file;
 pub mod state_machine;
 
 use std::{
@@ -24,7 +25,9 @@ use towline_core::{
 use crate::wire::{LoggedProposal, WireError};
 
 pub use log_store::LogStore;
-pub use state_machine::{SnapshotFile, StateMachine, StateView, TaskWatch};
+pub use snapshot_file::{SnapshotError, SnapshotFile};
+pub(crate) use state_machine::{After, FedError, Portion, Replica};
+pub use state_machine::{StateMachine, StateView, TaskWatch};
 
 openraft::declare_raft_types!(
     /// The types of Towline's Raft group.
@@ -113,7 +116,7 @@ pub enum StoreError {
 }
 
 /// Makes a folder if it is not there, so that it outlives a power cut like the files that will be in it.
-fn make_folder(dir: &Path) -> Result<(), StoreError> {
+pub(crate) fn make_folder(dir: &Path) -> Result<(), StoreError> {
     let failed = |source| StoreError::File { action: "make folder", path: dir.to_owned(), source };
     fs::create_dir_all(dir).map_err(failed)?;
     match dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {

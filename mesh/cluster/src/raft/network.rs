@@ -7,8 +7,8 @@ mod append_stream;
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use bytes::{Bytes, BytesMut};
-use futures::Stream;
+use bytes::Bytes;
+use futures::{Stream, StreamExt as _};
 use openraft::{
     OptionalSend,
     base::{BoxFuture, BoxStream},
@@ -24,18 +24,22 @@ use tonic::{Request, Response, Status, Streaming};
 use towline_core::{NodeAddresses, NodeId};
 use towline_proto::v1::{self, raft_client::RaftClient};
 
-use super::{ELECTION_TIMEOUT_MAX_MS, Raft, RaftSnapshot, RaftVote, SnapshotFile, TypeConfig};
+use super::{
+    ELECTION_TIMEOUT_MAX_MS, Raft, RaftSnapshot, RaftVote, SnapshotError, SnapshotFile, StateView, TypeConfig,
+};
 use crate::{
     fences::{Asked, Fence, Fences},
-    peers::{self, Lane, PeerChannel, Peers},
-    wire,
+    finished::{self, Installing},
+    handle::ClusterHandle,
+    peers::{self, Caller, Lane, PeerChannel, Peers},
+    seams, wire,
 };
 
 /// An append may wait for a slow disk: given up sooner, the same entries would be sent to it again and again.
 const APPEND_TIMEOUT: Duration = Duration::from_secs(3);
 /// Bytes of a snapshot in one message.
 const SNAPSHOT_CHUNK: usize = 1024 * 1024;
-/// Largest snapshot that a node takes: it is held in memory while it arrives.
+/// Largest snapshot that a node takes: its state is held in memory.
 const MAX_SNAPSHOT_BYTES: u64 = 4 * 1024 * 1024 * 1024;
 /// Pause between tries to reach a node that is not reached: it may be back within a moment.
 const BACKOFF: Duration = Duration::from_millis(150);
@@ -193,7 +197,7 @@ impl RaftNetworkV2<TypeConfig> for Network {
         let chunks = snapshot_chunks(&vote, &snapshot);
         let mut client = self.client.clone();
         let limit = option.soft_ttl();
-        let call = client.install_snapshot(futures::stream::iter(chunks));
+        let call = client.install_snapshot(chunks);
         let answer = tokio::select! {
             closed = cancel => return Err(StreamingError::Closed(closed)),
             answer = self.call(RPCTypes::InstallSnapshot, limit, call) => answer?,
@@ -231,32 +235,51 @@ fn describe(status: &Status) -> String {
     if peers::never_sent(status) { peers::root_cause(status) } else { status.to_string() }
 }
 
-/// Chunks are slices of one buffer and made as they are sent.
-fn snapshot_chunks(vote: &RaftVote, snapshot: &RaftSnapshot) -> impl Iterator<Item = v1::SnapshotChunk> + use<> {
-    let file = snapshot.snapshot.bytes().clone();
+/// Chunks are read as they are sent. One that cannot be read ends the stream, which its receiver then refuses.
+fn snapshot_chunks(vote: &RaftVote, snapshot: &RaftSnapshot) -> impl Stream<Item = v1::SnapshotChunk> + Send + use<> {
+    let file = snapshot.snapshot.clone();
     let header = v1::SnapshotHeader {
         vote: Some(wire::vote_to_proto(vote)),
         meta: Some(wire::snapshot_meta_to_proto(&snapshot.meta)),
-        size: file.len() as u64,
+        size: file.length(),
     };
     let first = v1::SnapshotChunk { header: Some(header), data: Bytes::new() };
-    let data = (0..file.len().div_ceil(SNAPSHOT_CHUNK)).map(move |number| {
-        let start = number * SNAPSHOT_CHUNK;
-        let end = file.len().min(start + SNAPSHOT_CHUNK);
-        v1::SnapshotChunk { header: None, data: file.slice(start..end) }
+    let data = futures::stream::unfold((file, 0_u64), |(file, position)| async move {
+        let rest = usize::try_from(file.length() - position).unwrap_or(usize::MAX);
+        if rest == 0 {
+            return None;
+        }
+        let reading = file.clone();
+        let read =
+            seams::blocking(move || reading.piece(position, rest.min(SNAPSHOT_CHUNK))).await.and_then(|read| read);
+        let data = read.inspect_err(|error| tracing::warn!(%error, "snapshot cannot be read to the end")).ok()?;
+        let next = position + data.len() as u64;
+        Some((v1::SnapshotChunk { header: None, data }, (file, next)))
     });
-    std::iter::once(first).chain(data)
+    futures::stream::once(async { first }).chain(data)
 }
 
 /// Answers the Raft calls of other nodes.
 pub(crate) struct RaftService {
+    cluster: ClusterHandle,
     raft: Raft,
     started: Instant,
 }
 
 impl RaftService {
-    pub(crate) fn new(raft: Raft) -> Self {
-        Self { raft, started: Instant::now() }
+    pub(crate) fn new(cluster: ClusterHandle, raft: Raft) -> Self {
+        Self { cluster, raft, started: Instant::now() }
+    }
+
+    /// Fetches the records of the archive that belong to a snapshot, and are not here yet.
+    async fn complete(&self, snapshot: &RaftSnapshot, from: Option<NodeId>) -> Result<Installing, Status> {
+        let installing = self.cluster.finished().installing();
+        let file = snapshot.snapshot.clone();
+        let decoded = seams::blocking(move || file.decode()).await.map_err(unwritten)?;
+        let (_, state) = decoded.map_err(malformed)?;
+        let completed = finished::complete(&self.cluster, &state, from).await;
+        completed.map_err(|reason| Status::unavailable(format!("the archive of the snapshot: {reason}")))?;
+        Ok(installing)
     }
 
     /// A node that has just started may have promised a leader's lease in its life before, and does not remember: it
@@ -309,7 +332,9 @@ impl v1::raft_server::Raft for RaftService {
         &self,
         request: Request<Streaming<v1::SnapshotChunk>>,
     ) -> Result<Response<v1::SnapshotResponse>, Status> {
-        let (vote, snapshot) = receive_snapshot(request.into_inner()).await?;
+        let from = request.extensions().get::<Caller>().map(|caller| caller.0);
+        let (vote, snapshot) = receive_snapshot(self.cluster.leadership().view(), request.into_inner()).await?;
+        let _installing = self.complete(&snapshot, from).await?;
         let answer = self.raft.install_full_snapshot(vote, snapshot).await;
         let answer = answer.map_err(|error| Status::internal(format!("install a snapshot: {error}")))?;
         Ok(Response::new(v1::SnapshotResponse { vote: Some(wire::vote_to_proto(&answer.vote)) }))
@@ -329,7 +354,11 @@ impl v1::raft_server::Raft for RaftService {
     }
 }
 
-async fn receive_snapshot(mut chunks: Streaming<v1::SnapshotChunk>) -> Result<(RaftVote, RaftSnapshot), Status> {
+/// Takes a snapshot into a file of its own, and checks it.
+async fn receive_snapshot(
+    view: &StateView,
+    mut chunks: Streaming<v1::SnapshotChunk>,
+) -> Result<(RaftVote, RaftSnapshot), Status> {
     let first = chunks.message().await?.ok_or_else(|| Status::invalid_argument("snapshot without chunks"))?;
     let header = required("snapshot", "header", first.header)?;
     let vote = wire::vote_from_proto(&required("snapshot", "vote", header.vote)?);
@@ -337,19 +366,32 @@ async fn receive_snapshot(mut chunks: Streaming<v1::SnapshotChunk>) -> Result<(R
     if header.size > MAX_SNAPSHOT_BYTES {
         return Err(Status::resource_exhausted(format!("snapshot has more than {MAX_SNAPSHOT_BYTES} bytes")));
     }
-    let mut file = BytesMut::new();
-    file.extend_from_slice(&first.data);
-    while let Some(chunk) = chunks.message().await? {
-        file.extend_from_slice(&chunk.data);
-        if file.len() as u64 > header.size {
+    let mut incoming = view.incoming().map_err(unwritten)?;
+    let mut data = first.data;
+    loop {
+        if incoming.length() + data.len() as u64 > header.size {
             return Err(Status::invalid_argument("snapshot is longer than its header says"));
         }
+        incoming = seams::blocking(move || incoming.take(&data).map(|()| incoming))
+            .await
+            .and_then(|taken| taken)
+            .map_err(unwritten)?;
+        let Some(chunk) = chunks.message().await? else { break };
+        data = chunk.data;
     }
-    if file.len() as u64 != header.size {
+    if incoming.length() != header.size {
         return Err(Status::invalid_argument("snapshot is shorter than its header says"));
     }
-    let snapshot = SnapshotFile::from_bytes(file.freeze()).map_err(malformed)?;
+    let finished = seams::blocking(move || incoming.finish()).await.map_err(unwritten)?;
+    let snapshot = finished.map_err(|error| match error {
+        SnapshotError::File(error) => unwritten(error),
+        SnapshotError::Content(error) => malformed(error),
+    })?;
     Ok((vote, RaftSnapshot { meta, snapshot }))
+}
+
+fn unwritten(error: std::io::Error) -> Status {
+    Status::unavailable(format!("snapshot cannot be written: {error}"))
 }
 
 fn stopped(error: impl std::fmt::Display) -> Status {

@@ -9,30 +9,37 @@
 //! with the state when it starts.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
-use bytes::Bytes;
 use futures::{Stream, TryStreamExt, stream::TryReadyChunksError};
 use openraft::{
     EntryPayload, OptionalSend, RaftSnapshotBuilder,
     storage::{EntryResponder, RaftStateMachine},
 };
-use tokio::sync::{broadcast, watch};
-use towline_core::{Effect, Proposal, Stamp, State, Task, TaskId, Timestamp, VShard};
+use tokio::sync::{broadcast, oneshot, watch};
+use towline_core::{Command, Effect, Principal, Proposal, Stamp, State, Task, TaskId, Timestamp, VShard};
+
+mod recent;
+mod replica;
 
 use super::{
     ApplyResponse, RaftEntry, RaftLogId, RaftMembership, RaftSnapshot, RaftSnapshotMeta, RaftStoredMembership,
-    StoreError, TypeConfig,
+    SnapshotError, SnapshotFile, StoreError, TypeConfig,
+    snapshot_file::{self, Incoming},
 };
 use crate::{
-    kill_points, seams,
-    wal::disk::Disk,
-    wire::{self, WireError},
+    finished, kill_points, seams,
+    wal::disk::{Disk, DiskFile},
+    wire::WireError,
 };
+
+use recent::Recent;
+pub(crate) use recent::{After, Portion};
+pub(crate) use replica::{FedError, Replica};
 
 /// Effects that a slow reader may be behind before it has to compare itself with the state.
 const EFFECTS_KEPT: usize = 4_096;
@@ -40,48 +47,12 @@ const EFFECTS_KEPT: usize = 4_096;
 const APPLIED_TOGETHER: usize = 64;
 /// What stays free besides a snapshot: the log goes on while it is written.
 const SNAPSHOT_HEADROOM_BYTES: u64 = 16 * 1024 * 1024;
+/// Bytes of a snapshot that are copied at a time.
+const COPIED_TOGETHER: usize = 256 * 1024;
 /// The snapshot of a folder.
 const SNAPSHOT_FILE: &str = "state.snapshot";
 /// A snapshot that is being written.
 const UNFINISHED_FILE: &str = "state.snapshot.unfinished";
-
-/// The bytes of a snapshot, whose checksum was right when it was made or taken; cheap to clone.
-#[derive(Clone, PartialEq, Eq)]
-pub struct SnapshotFile(Bytes);
-
-impl SnapshotFile {
-    /// Takes the bytes of a snapshot that came from a disk or a peer.
-    ///
-    /// # Errors
-    /// When they are not a snapshot, or damaged.
-    pub fn from_bytes(bytes: Bytes) -> Result<Self, WireError> {
-        wire::check_snapshot(&bytes)?;
-        Ok(Self(bytes))
-    }
-
-    /// The whole file.
-    pub fn bytes(&self) -> &Bytes {
-        &self.0
-    }
-
-    fn encode(meta: &RaftSnapshotMeta, state: &State) -> Result<Self, WireError> {
-        wire::encode_snapshot(meta, state).map(Self)
-    }
-
-    fn decode(&self) -> Result<(RaftSnapshotMeta, State), WireError> {
-        wire::decode_snapshot(&self.0)
-    }
-
-    fn meta(&self) -> Result<RaftSnapshotMeta, WireError> {
-        wire::decode_snapshot_meta(&self.0)
-    }
-}
-
-impl std::fmt::Debug for SnapshotFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SnapshotFile({} bytes)", self.0.len())
-    }
-}
 
 /// What openraft drives.
 pub struct StateMachine(Arc<Shared>);
@@ -97,14 +68,19 @@ struct Shared {
     dir: PathBuf,
     disk: Arc<dyn Disk>,
     applied: RwLock<AppliedState>,
+    finished: finished::Store,
     /// Up to where the snapshot on disk reaches; held while one is written.
     saved: Mutex<Option<RaftLogId>>,
     /// Effects of entries up to this index are not repeated.
     quiet_through: u64,
     index: watch::Sender<u64>,
+    arrivals: Arrivals,
     effects: broadcast::Sender<Effect>,
     watched: Arc<Watched>,
+    #[cfg(feature = "kill-points")]
     held: watch::Sender<bool>,
+    /// What was applied last, for nodes that this one feeds.
+    recent: Recent,
 }
 
 #[derive(Clone, Default)]
@@ -142,6 +118,27 @@ impl Decoded {
     }
 }
 
+impl Decoded {
+    fn moves_records(&self) -> bool {
+        self.archives().is_some() || self.sweeps()
+    }
+
+    /// The tasks that it sends to the archive.
+    fn archives(&self) -> Option<&[TaskId]> {
+        match &self.change {
+            Change::State(_, proposal) => match (&proposal.by, &proposal.command) {
+                (Principal::Node(_), Command::Archive { tasks }) => Some(tasks),
+                (Principal::Node(_) | Principal::Operator | Principal::Agent { .. }, _) => None,
+            },
+            Change::Nothing | Change::Membership(_) => None,
+        }
+    }
+
+    fn sweeps(&self) -> bool {
+        matches!(&self.change, Change::State(_, proposal) if proposal.command == Command::Sweep)
+    }
+}
+
 impl AppliedState {
     fn apply(&mut self, Decoded { log_id, change }: Decoded) -> ApplyResponse {
         self.last = Some(log_id);
@@ -168,19 +165,30 @@ impl StateMachine {
     pub fn open(dir: &Path, quiet_through: u64) -> Result<(StateMachine, StateView), StoreError> {
         super::make_folder(dir)?;
         let disk = seams::disk();
+        let failed = |source| StoreError::File { action: "look through", path: dir.to_owned(), source };
+        snapshot_file::remove_incoming(disk.as_ref(), dir).map_err(failed)?;
         let applied = load(disk.as_ref(), &dir.join(SNAPSHOT_FILE))?;
+        let finished = finished::Store::open(dir, Arc::clone(&disk))?;
+        let archived = applied.state.archived_count();
+        if archived > 0 && finished.was_made() {
+            tracing::error!(dir = %dir.display(), archived, "archive is not there: its tasks are fetched from other nodes");
+        }
         let index = applied.last.map_or(0, |log_id| log_id.index);
         let saved = Mutex::new(applied.last);
         let shared = Arc::new(Shared {
             dir: dir.to_owned(),
             disk,
             applied: RwLock::new(applied),
+            finished,
             saved,
             quiet_through,
             index: watch::Sender::new(index),
+            arrivals: Arrivals::default(),
             effects: broadcast::Sender::new(EFFECTS_KEPT),
             watched: Arc::default(),
+            #[cfg(feature = "kill-points")]
             held: watch::Sender::new(false),
+            recent: Recent::default(),
         });
         Ok((StateMachine(shared.clone()), StateView(shared)))
     }
@@ -190,24 +198,19 @@ impl StateMachine {
 pub(crate) fn write_first_snapshot(dir: &Path, meta: &RaftSnapshotMeta, state: &State) -> Result<(), StoreError> {
     let path = dir.join(SNAPSHOT_FILE);
     super::make_folder(dir)?;
-    let file = SnapshotFile::encode(meta, state)
-        .map_err(|source| StoreError::Unreadable { path: path.clone(), source: Box::new(source) })?;
-    write_whole(seams::disk().as_ref(), dir, &file).map_err(|source| StoreError::File {
-        action: "write snapshot",
-        path,
-        source,
-    })
+    let written = write_whole(seams::disk().as_ref(), dir, |file| Ok(snapshot_file::write(file, meta, state)?));
+    written.map_err(|source| StoreError::File { action: "write snapshot", path, source })
 }
 
 /// Puts a snapshot in a folder, whole or not at all.
-fn write_whole(disk: &dyn Disk, dir: &Path, file: &SnapshotFile) -> io::Result<()> {
+fn write_whole(disk: &dyn Disk, dir: &Path, write: impl FnOnce(&mut dyn DiskFile) -> io::Result<()>) -> io::Result<()> {
     let unfinished = dir.join(UNFINISHED_FILE);
     match disk.remove(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
     let mut written = disk.create(&unfinished)?;
-    written.write_at(file.bytes(), 0)?;
+    write(written.as_mut())?;
     kill_points::pass("snapshot-drafted");
     written.sync()?;
     kill_points::pass("snapshot-synced");
@@ -217,19 +220,15 @@ fn write_whole(disk: &dyn Disk, dir: &Path, file: &SnapshotFile) -> io::Result<(
 }
 
 fn load(disk: &dyn Disk, path: &Path) -> Result<AppliedState, StoreError> {
-    let unreadable = |source| StoreError::Unreadable { path: path.to_owned(), source: Box::new(source) };
-    let failed = |source| StoreError::File { action: "read snapshot", path: path.to_owned(), source };
-    let Some(bytes) = read_if_there(disk, path).map_err(failed)? else { return Ok(AppliedState::default()) };
-    let (meta, state) = SnapshotFile(bytes).decode().map_err(unreadable)?;
+    let failed = |error: SnapshotError| match error {
+        SnapshotError::File(source) => StoreError::File { action: "read snapshot", path: path.to_owned(), source },
+        SnapshotError::Content(source) => StoreError::Unreadable { path: path.to_owned(), source: Box::new(source) },
+    };
+    let Some(file) = SnapshotFile::open(disk, path).map_err(|error| failed(error.into()))? else {
+        return Ok(AppliedState::default());
+    };
+    let (meta, state) = file.decode().map_err(failed)?;
     Ok(AppliedState { last: meta.last_log_id, membership: meta.last_membership, state })
-}
-
-fn read_if_there(disk: &dyn Disk, path: &Path) -> io::Result<Option<Bytes>> {
-    match disk.read(path) {
-        Ok(bytes) => Ok(Some(bytes.into())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 impl StateView {
@@ -238,9 +237,25 @@ impl StateView {
         f(&self.0.read().state)
     }
 
+    /// A file for a snapshot that arrives.
+    pub(crate) fn incoming(&self) -> io::Result<Incoming> {
+        Incoming::begin(&self.0.disk, &self.0.dir)
+    }
+
+    /// The records of finished tasks.
+    pub(crate) fn finished(&self) -> &finished::Store {
+        &self.0.finished
+    }
+
     /// The Raft membership as it is applied here: one that is only appended may still be taken back.
     pub(crate) fn membership(&self) -> RaftMembership {
         self.0.read().membership.membership().clone()
+    }
+
+    /// The last entry that is applied here, and the Raft membership as of it.
+    pub(crate) fn applied_membership(&self) -> (Option<RaftLogId>, RaftStoredMembership) {
+        let applied = self.0.read();
+        (applied.last, applied.membership.clone())
     }
 
     /// Effects of entries as they are applied here. A reader that lags compares itself with the state.
@@ -255,12 +270,12 @@ impl StateView {
 
     /// Returns once the entry at an index is applied here.
     pub async fn wait_applied(&self, index: u64) {
-        let mut applied = self.applied();
-        let reached = applied.wait_for(|applied| *applied >= index).await;
-        reached.expect("the view holds the sender");
+        let Some(reached) = self.0.arrivals.wait(index, &self.0.index) else { return };
+        reached.await.expect("the view holds the sender until the index is reached");
     }
 
     /// Lets nothing be applied while it is held.
+    #[cfg(feature = "kill-points")]
     pub(crate) fn hold(&self, held: bool) {
         self.0.held.send_replace(held);
     }
@@ -282,13 +297,22 @@ impl Shared {
 
     /// Applies entries that follow each other, under one lock. Whoever is told of one of them finds all of them applied.
     fn apply(&self, entries: Vec<RaftEntry>) -> io::Result<Vec<ApplyResponse>> {
+        let kept = self.recent.copy_if_wanted(&entries);
         let decoded = entries.into_iter().map(Decoded::of).collect::<io::Result<Vec<_>>>()?;
-        let responses: Vec<ApplyResponse> = {
-            let mut applied = self.write();
-            decoded.into_iter().map(|entry| applied.apply(entry)).collect()
-        };
+        let (mut responses, mut together) = (Vec::new(), Vec::new());
+        for entry in decoded {
+            if entry.moves_records() {
+                self.apply_together(std::mem::take(&mut together), &mut responses);
+                responses.push(self.apply_and_move(entry));
+            } else {
+                together.push(entry);
+            }
+        }
+        self.apply_together(together, &mut responses);
+        self.recent.look(&self.read().state);
+        self.recent.keep(kept);
         if let Some(last) = responses.last() {
-            self.index.send_replace(last.index);
+            self.reached(last.index);
         }
         for ApplyResponse { index, outcome } in &responses {
             if let Some(Ok(applied)) = outcome {
@@ -298,6 +322,39 @@ impl Shared {
         Ok(responses)
     }
 
+    fn apply_together(&self, entries: Vec<Decoded>, responses: &mut Vec<ApplyResponse>) {
+        if !entries.is_empty() {
+            let mut applied = self.write();
+            responses.extend(entries.into_iter().map(|entry| applied.apply(entry)));
+        }
+    }
+
+    /// Records are in the archive before they leave the state, and as long as it knows their tasks: so a reader that finds
+    /// one in neither is told of a task that is swept.
+    fn apply_and_move(&self, entry: Decoded) -> ApplyResponse {
+        let _moving = self.finished.moving();
+        let (archived, swept) = {
+            let state = &self.read().state;
+            let archived = entry.archives().map(|tasks| state.to_archive(tasks));
+            (archived.unwrap_or_default(), if entry.sweeps() { state.first_archived() } else { Vec::new() })
+        };
+        self.finished.put(archived);
+        let (response, swept) = {
+            let mut applied = self.write();
+            let response = applied.apply(entry);
+            let is_gone = |id: &TaskId| !applied.state.knows_task(*id);
+            (response, swept.into_iter().filter(is_gone).collect::<Vec<_>>())
+        };
+        self.finished.forget(swept);
+        response
+    }
+
+    fn reached(&self, index: u64) {
+        self.index.send_replace(index);
+        self.arrivals.tell(index);
+    }
+
+    #[cfg(feature = "kill-points")]
     async fn let_go(&self) {
         if *self.held.borrow() {
             let freed = self.held.subscribe().wait_for(|held| !held).await.map(|_| ());
@@ -319,7 +376,7 @@ impl Shared {
 
     /// Replaces everything by a snapshot, once it is readable and on disk.
     fn install(&self, meta: &RaftSnapshotMeta, file: &SnapshotFile) -> io::Result<()> {
-        let (covered, state) = file.decode().map_err(invalid_data)?;
+        let (covered, state) = file.decode()?;
         if covered != *meta {
             let reason = format!("covers {covered} where {meta} was announced");
             return Err(invalid_data(WireError::Foreign { what: "snapshot", reason }));
@@ -332,7 +389,8 @@ impl Shared {
             effects
         };
         let index = meta.last_log_id.map_or(0, |log_id| log_id.index);
-        self.index.send_replace(index);
+        self.reached(index);
+        self.finished.mend();
         self.publish(&effects, index > self.quiet_through);
         Ok(())
     }
@@ -343,16 +401,36 @@ impl Shared {
         if *saved > meta.last_log_id {
             return Ok(());
         }
-        write_whole(self.disk.as_ref(), &self.dir, file)?;
+        // The log before a snapshot may be purged, and with it what is not in the archive yet.
+        self.finished.write_out()?;
+        if file.take(self.disk.as_ref(), &self.dir.join(SNAPSHOT_FILE))? {
+            kill_points::pass("snapshot-renamed");
+            self.disk.sync_dir(&self.dir)?;
+        } else {
+            write_whole(self.disk.as_ref(), &self.dir, |written| copy(file, written))?;
+        }
         *saved = meta.last_log_id;
         Ok(())
     }
 
+    /// Makes a snapshot on disk, unless a newer one is there: then it is made in memory, for who asked for it.
+    fn build(&self, meta: &RaftSnapshotMeta, state: &State) -> io::Result<SnapshotFile> {
+        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = self.dir.join(SNAPSHOT_FILE);
+        if *saved > meta.last_log_id {
+            return Ok(SnapshotFile::encode(meta, state)?);
+        }
+        self.finished.write_out()?;
+        write_whole(self.disk.as_ref(), &self.dir, |file| Ok(snapshot_file::write(file, meta, state)?))?;
+        *saved = meta.last_log_id;
+        SnapshotFile::open(self.disk.as_ref(), &path)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
     /// The snapshot on disk.
     fn current_snapshot(&self) -> io::Result<Option<RaftSnapshot>> {
-        let Some(bytes) = read_if_there(self.disk.as_ref(), &self.dir.join(SNAPSHOT_FILE))? else { return Ok(None) };
-        let snapshot = SnapshotFile(bytes);
-        let meta = snapshot.meta().map_err(invalid_data)?;
+        let path = self.dir.join(SNAPSHOT_FILE);
+        let Some(snapshot) = SnapshotFile::open(self.disk.as_ref(), &path)? else { return Ok(None) };
+        let meta = snapshot.meta()?;
         Ok(Some(RaftSnapshot { meta, snapshot }))
     }
 
@@ -361,6 +439,17 @@ impl Shared {
         let last = self.disk.size(&self.dir.join(SNAPSHOT_FILE)).unwrap_or(0);
         self.disk.space(&self.dir).is_ok_and(|space| space.free > 2 * last + SNAPSHOT_HEADROOM_BYTES)
     }
+}
+
+fn copy(from: &SnapshotFile, to: &mut dyn DiskFile) -> io::Result<()> {
+    let mut position = 0;
+    while position < from.length() {
+        let rest = usize::try_from(from.length() - position).unwrap_or(usize::MAX);
+        let piece = from.piece(position, rest.min(COPIED_TOGETHER))?;
+        to.write_at(&piece, position)?;
+        position += piece.len() as u64;
+    }
+    Ok(())
 }
 
 fn invalid_data(error: WireError) -> io::Error {
@@ -377,6 +466,10 @@ fn changes(old: &State, new: &State) -> Vec<Effect> {
     let mut effects = vec![Effect::PlacementChanged];
     for task in (0..=u8::MAX).flat_map(|shard| new.tasks_in(VShard(shard))) {
         task_changes(old.task(task.id), task, &mut effects);
+    }
+    for task in (0..=u8::MAX).flat_map(|shard| old.tasks_in(VShard(shard))).filter(|task| new.task(task.id).is_none()) {
+        effects.push(Effect::Changed { task: task.id });
+        effects.extend(task.lease.as_ref().map(|lease| Effect::Stop { task: task.id, node: lease.node }));
     }
     effects
 }
@@ -410,9 +503,14 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     {
         let mut batches = entries.try_ready_chunks(APPLIED_TOGETHER);
         while let Some(batch) = batches.try_next().await.map_err(|TryReadyChunksError(_, error)| error)? {
+            #[cfg(feature = "kill-points")]
             self.0.let_go().await;
             let (entries, responders): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
             let responses = self.0.apply(entries)?;
+            if self.0.finished.is_full() {
+                let finished = self.0.finished.clone();
+                seams::blocking(move || finished.write_out()).await??;
+            }
             for (responder, response) in responders.into_iter().zip(responses) {
                 if let Some(responder) = responder {
                     responder.send(response);
@@ -456,11 +554,48 @@ impl RaftSnapshotBuilder<TypeConfig> for SnapshotBuilder {
         let work = move || {
             let applied = shared.read().clone();
             let meta = RaftSnapshotMeta { last_log_id: applied.last, last_membership: applied.membership };
-            let file = SnapshotFile::encode(&meta, &applied.state).map_err(invalid_data)?;
-            shared.save(&meta, &file)?;
-            Ok(RaftSnapshot { meta, snapshot: file })
+            let snapshot = shared.build(&meta, &applied.state)?;
+            Ok(RaftSnapshot { meta, snapshot })
         };
         seams::blocking(work).await?
+    }
+}
+
+/// Who waits for which index: each is woken once, when it is reached. Everyone who waited on the index itself would be woken
+/// by every batch that is applied.
+#[derive(Debug, Default)]
+struct Arrivals(Mutex<BTreeMap<u64, Vec<oneshot::Sender<()>>>>);
+
+impl Arrivals {
+    /// What ends when an index is reached; nothing if it is. Proposals and reads are bounded where they come in, and who gave up
+    /// makes room before more is taken.
+    fn wait(&self, index: u64, applied: &watch::Sender<u64>) -> Option<oneshot::Receiver<()>> {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if *applied.borrow() >= index {
+            return None;
+        }
+        let (reached, arrival) = oneshot::channel();
+        let waiters = waiting.entry(index).or_default();
+        if waiters.len() == waiters.capacity() {
+            waiters.retain(|waiter| !waiter.is_closed());
+        }
+        waiters.push(reached);
+        Some(arrival)
+    }
+
+    /// Wakes those who waited for an index up to this one, which is told as applied before.
+    fn tell(&self, index: u64) {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.is_empty() {
+            return;
+        }
+        let later = waiting.split_off(&index.saturating_add(1));
+        let arrived = std::mem::replace(&mut *waiting, later);
+        drop(waiting);
+        for reached in arrived.into_values().flatten() {
+            // Who waited may have given up.
+            let _ = reached.send(());
+        }
     }
 }
 

@@ -22,6 +22,8 @@ pub trait Disk: Send + Sync + 'static {
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
     /// Parts of a file: position and length of each.
     fn read_ranges(&self, path: &Path, ranges: &[(u64, usize)]) -> io::Result<Vec<Vec<u8>>>;
+    /// Opens a file for reading.
+    fn reader(&self, path: &Path) -> io::Result<Box<dyn DiskReader>>;
     /// Length of a file.
     fn size(&self, path: &Path) -> io::Result<u64>;
     /// The files of a folder.
@@ -46,6 +48,12 @@ pub trait DiskFile: Send {
     fn allocate(&mut self, position: u64, bytes: u64) -> io::Result<()>;
     /// Cuts the file.
     fn truncate(&mut self, bytes: u64) -> io::Result<()>;
+}
+
+/// A file that is open for reading, also once another has its name.
+pub trait DiskReader: Send + Sync {
+    /// Fills a buffer from a position on.
+    fn read_at(&self, into: &mut [u8], position: u64) -> io::Result<()>;
 }
 
 /// How much room a disk has.
@@ -94,6 +102,10 @@ impl Disk for OsDisk {
         ranges.iter().map(read).collect()
     }
 
+    fn reader(&self, path: &Path) -> io::Result<Box<dyn DiskReader>> {
+        Ok(Box::new(OsFile(File::open(path)?)))
+    }
+
     fn size(&self, path: &Path) -> io::Result<u64> {
         std::fs::metadata(path).map(|file| file.len())
     }
@@ -121,6 +133,12 @@ impl Disk for OsDisk {
             total: stat.f_blocks.saturating_mul(stat.f_frsize),
             read_only: stat.f_flag.contains(StatVfsMountFlags::RDONLY),
         })
+    }
+}
+
+impl DiskReader for OsFile {
+    fn read_at(&self, into: &mut [u8], position: u64) -> io::Result<()> {
+        self.0.read_exact_at(into, position)
     }
 }
 

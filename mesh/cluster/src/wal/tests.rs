@@ -9,8 +9,9 @@ use std::sync::{
 use tempfile::TempDir;
 
 use super::{
-    disk::{OsDisk, Space},
+    disk::OsDisk,
     record::Frame,
+    through::{Through, Trouble},
     *,
 };
 
@@ -388,8 +389,7 @@ async fn a_failed_sync_is_final() {
 // ---- helpers ----
 
 /// A disk that fails on demand.
-#[derive(Clone, Default)]
-struct FaultyDisk(Arc<Faults>);
+type FaultyDisk = Through<Arc<Faults>>;
 
 #[derive(Default)]
 struct Faults {
@@ -400,86 +400,25 @@ struct Faults {
     held: AtomicBool,
 }
 
-struct FaultyFile {
-    file: Box<dyn DiskFile>,
-    faults: Arc<Faults>,
-}
-
-impl FaultyDisk {
-    fn wrap(&self, file: Box<dyn DiskFile>) -> Box<dyn DiskFile> {
-        Box::new(FaultyFile { file, faults: self.0.clone() })
-    }
-}
-
-impl Disk for FaultyDisk {
-    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        OsDisk.create(path).map(|file| self.wrap(file))
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        OsDisk.open(path).map(|file| self.wrap(file))
-    }
-
-    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
-        OsDisk.read(path)
-    }
-
-    fn read_ranges(&self, path: &Path, ranges: &[(u64, usize)]) -> io::Result<Vec<Vec<u8>>> {
-        OsDisk.read_ranges(path, ranges)
-    }
-
-    fn size(&self, path: &Path) -> io::Result<u64> {
-        OsDisk.size(path)
-    }
-
-    fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
-        OsDisk.list(dir)
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        OsDisk.remove(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        OsDisk.rename(from, to)
-    }
-
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        OsDisk.sync_dir(dir)
-    }
-
-    fn space(&self, dir: &Path) -> io::Result<Space> {
-        OsDisk.space(dir)
-    }
-}
-
-impl DiskFile for FaultyFile {
+impl Trouble for Arc<Faults> {
     /// A full disk takes half of the bytes before it says so.
-    fn write_at(&mut self, bytes: &[u8], position: u64) -> io::Result<()> {
-        while self.faults.held.load(Ordering::SeqCst) {
+    fn write_at(&self, file: &mut dyn DiskFile, bytes: &[u8], position: u64) -> io::Result<()> {
+        while self.held.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(1));
         }
-        if self.faults.full.load(Ordering::SeqCst) {
-            self.file.write_at(&bytes[..bytes.len() / 2], position)?;
+        if self.full.load(Ordering::SeqCst) {
+            file.write_at(&bytes[..bytes.len() / 2], position)?;
             return Err(io::ErrorKind::StorageFull.into());
         }
-        self.file.write_at(bytes, position)
+        file.write_at(bytes, position)
     }
 
-    fn sync(&mut self) -> io::Result<()> {
-        self.faults.syncs.fetch_add(1, Ordering::SeqCst);
-        if self.faults.broken.load(Ordering::SeqCst) {
+    fn sync(&self, file: &mut dyn DiskFile) -> io::Result<()> {
+        self.syncs.fetch_add(1, Ordering::SeqCst);
+        if self.broken.load(Ordering::SeqCst) {
             return Err(io::Error::other("input/output error"));
         }
-        self.file.sync()
-    }
-
-    fn allocate(&mut self, position: u64, bytes: u64) -> io::Result<()> {
-        self.file.allocate(position, bytes)
-    }
-
-    fn truncate(&mut self, bytes: u64) -> io::Result<()> {
-        self.file.truncate(bytes)
+        file.sync()
     }
 }
 

@@ -20,6 +20,19 @@ const GOLDEN_SNAPSHOT: &str = "544f574c534e415001000000420000000e67516913b858c8d
     6c656173656480aa756e61737369676e656490a86368696c6472656e80a5656e64656490a46c61737482a5696e64657800a2617400";
 
 #[test]
+fn a_small_payload_does_not_hold_the_buffer_that_it_came_in() {
+    let buffer = Bytes::from(vec![7; 8 * 1024]);
+    let taken = LoggedProposal::from_known(Timestamp(1), None, buffer.slice(..300)).unwrap();
+    let received = logged_from_proto(v1::LoggedProposal {
+        at_ms: 1,
+        traceparent: String::new(),
+        proposal: buffer.slice(300..600),
+    });
+    assert!(buffer.is_unique(), "nothing else refers to it");
+    assert_eq!((taken.payload().len(), received.payload().len()), (300, 300));
+}
+
+#[test]
 fn an_entry_of_the_first_version_is_still_read_and_written_the_same() {
     let entry = entry(7, EntryPayload::Normal(logged(cancel())));
 

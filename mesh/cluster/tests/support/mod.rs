@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
+use futures::StreamExt as _;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
@@ -17,7 +18,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 use towline_cluster::{
-    CERTIFICATE_LIFE, Cluster, ClusterHandle, ClusterOptions, PeerIdentity, Registration, membership,
+    CERTIFICATE_LIFE, Cluster, ClusterHandle, ClusterOptions, PeerIdentity, ProposeError, Registration, membership,
 };
 use towline_core::{
     AgentSpec, Command, Message, MessageId, NodeAddresses, NodeId, NodeRole, Part, Placement, Principal, Proposal,
@@ -84,6 +85,40 @@ impl TestCluster {
         self.nodes.push(node);
     }
 
+    /// Lets many workers join at the nodes that run, some at a time, and then starts and registers all of them.
+    pub async fn join_workers(&mut self, count: usize) {
+        const JOINING: usize = 4;
+        const STARTING: usize = 16;
+        let members: Vec<(ClusterHandle, String)> =
+            self.nodes.iter().map(|node| (node.handle(), node.addresses.peer.clone())).collect();
+        let first = self.nodes.len() + 1;
+        let joins = (0..count).map(|number| {
+            let (handle, member) = members[number % members.len()].clone();
+            let name = format!("node-{}", first + number);
+            let (data, certificate_life) = (self.dir.path().join(&name), self.certificate_life);
+            async move {
+                let (listener, addresses) = listen().await;
+                let token = handle.mint_token(NodeRole::Worker, Duration::from_secs(600)).await.unwrap();
+                let (folder, reached) = (data.clone(), addresses.clone());
+                // A join syncs its files.
+                let join = move || {
+                    let join = membership::join(&folder, &member, &token, &name, reached);
+                    tokio::runtime::Handle::current().block_on(join)
+                };
+                tokio::task::spawn_blocking(join).await.unwrap().unwrap();
+                (TestNode { data, addresses, certificate_life, running: None }, listener)
+            }
+        });
+        let joined: Vec<(TestNode, TcpListener)> = futures::stream::iter(joins).buffered(JOINING).collect().await;
+        let starts = joined.into_iter().map(|(mut node, listener)| async move {
+            node.start_on(listener).await;
+            node.try_register().await;
+            node
+        });
+        let started: Vec<TestNode> = futures::stream::iter(starts).buffered(STARTING).collect().await;
+        self.nodes.extend(started);
+    }
+
     /// Waits until so many nodes vote, as every running node sees it.
     pub async fn wait_for_voters(&self, count: usize) {
         for handle in self.running() {
@@ -130,6 +165,10 @@ impl TestNode {
         self.cluster().handle()
     }
 
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
     pub fn cluster(&self) -> &Cluster {
         &self.running.as_ref().expect("the node runs").cluster
     }
@@ -153,14 +192,14 @@ impl TestNode {
         self.running = Some(Running { cluster, server });
     }
 
+    /// Registers, if that is answered in time; else the node does it by itself.
+    pub async fn try_register(&self) {
+        let registered = self.handle().register(registration()).await;
+        assert!(!matches!(registered, Err(ProposeError::Rejected(_))), "{registered:?}");
+    }
+
     pub async fn register(&self) {
-        let reader = AgentSpec {
-            name: "reader".parse().unwrap(),
-            description: "Reads one file.".into(),
-            placement: Placement::EveryNode,
-            tags: Vec::new(),
-        };
-        self.handle().register(Registration { capacity: 64, agents: vec![reader] }).await.unwrap();
+        self.handle().register(registration()).await.unwrap();
     }
 
     /// `host:port` of its peer listener.
@@ -179,6 +218,18 @@ impl TestNode {
         server.abort();
         cluster.shutdown().await;
     }
+}
+
+fn registration() -> Registration {
+    let reader = AgentSpec {
+        name: "reader".parse().unwrap(),
+        description: "Reads one file.".into(),
+        placement: Placement::EveryNode,
+        tags: Vec::new(),
+        queue: None,
+        labels: towline_core::Labels::new(),
+    };
+    Registration { capacity: 64, agents: vec![reader], labels: towline_core::Labels::new() }
 }
 
 async fn listen() -> (TcpListener, NodeAddresses) {
@@ -240,6 +291,7 @@ pub fn submit(task: TaskId, prefer: NodeId) -> Proposal {
         hop: 0,
         deadline_ms: None,
         trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
+        most_open: None,
     };
     Proposal { by: Principal::Operator, command: Command::Submit(Box::new(submission)) }
 }

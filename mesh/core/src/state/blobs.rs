@@ -174,9 +174,13 @@ impl State {
     }
 
     /// A task is gone, and names nothing more.
-    pub(super) fn unname_blobs(&mut self, task: &Task) {
-        for (hash, length) in &task.blobs {
-            self.named.unname(&task.owner, *hash, *length);
+    pub(super) fn unname_blobs<'a>(
+        &mut self,
+        owner: &Principal,
+        blobs: impl IntoIterator<Item = (&'a BlobHash, &'a u64)>,
+    ) {
+        for (hash, length) in blobs {
+            self.named.unname(owner, *hash, *length);
         }
     }
 

@@ -22,6 +22,20 @@ pub(super) struct Sent {
     ended: Option<Timestamp>,
 }
 
+impl Sent {
+    pub(super) fn is_of(&self, task: TaskId) -> bool {
+        self.task == task
+    }
+
+    /// Notes what the message said and when its task ended, where that was not noted. Returns whether the end was not.
+    pub(super) fn note(&mut self, digest: Digest, ended: Timestamp) -> bool {
+        self.digest.get_or_insert(digest);
+        let unnoted = self.ended.is_none();
+        self.ended.get_or_insert(ended);
+        unnoted
+    }
+}
+
 /// An entry of the index of what may be forgotten, and since when: the time that the task ended comes first.
 pub(super) type Expiring = (Timestamp, Principal, MessageId);
 

@@ -17,7 +17,7 @@ impl State {
     pub(super) fn resolve(&mut self, by: Principal, resolve: Resolve, stamp: Stamp) -> Result<Applied, Rejection> {
         let Resolve { request, task: id, step, verdict, trace } = resolve;
         let Some(task) = self.task_for(&by, id) else {
-            return Err(Rejection::UnknownTask { task: id });
+            return self.resolve_ended(&by, id, request);
         };
         let settled = |step: &crate::Step| step.resolved.as_ref().is_some_and(|resolved| resolved.request == request);
         if task.journal.iter().any(settled) {
@@ -49,7 +49,7 @@ impl State {
     pub(super) fn testify(&mut self, by: &Principal, report: LateReport, stamp: Stamp) -> Result<Applied, Rejection> {
         let LateReport { task: id, epoch, step: no, .. } = report;
         let Some(task) = self.task(id) else {
-            return Err(Rejection::UnknownTask { task: id });
+            return Err(self.refuse_of_ended(id));
         };
         let state = task.status.state;
         if state.is_terminal() {

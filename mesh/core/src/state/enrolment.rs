@@ -2,8 +2,8 @@
 
 use super::{State, done, new_node};
 use crate::{
-    Applied, Enrolment, JoinToken, Node, NodeCertificate, NodeHealth, NodeId, NodeRole, Rejection, Reply, Stamp,
-    Timestamp,
+    Applied, Enrolment, JoinToken, Labels, Node, NodeCertificate, NodeHealth, NodeId, NodeRole, Rejection, Reply,
+    Stamp, Timestamp,
 };
 
 impl State {
@@ -39,6 +39,7 @@ impl State {
         let id = NodeId(stamp.index);
         let mut node = new_node(id, enrolment.name, role, enrolment.addresses, stamp.at);
         node.certificate = enrolment.key.map(|key| NodeCertificate { key, ends: None, signs: false });
+        node.labels = enrolment.knows_labels.then(Labels::new);
         self.nodes.insert(id, node);
         if let Some(token) = self.tokens.get_mut(&enrolment.token_hash) {
             token.used = Some((enrolment.request, id));

@@ -50,6 +50,8 @@ impl State {
             return Ok(done(Vec::new()));
         }
         match role {
+            NodeRole::Voter | NodeRole::Learner if !node.keeps_log() => return Err(Rejection::IsWorker { node: id }),
+            NodeRole::Worker => return Err(Rejection::IsNoWorker { node: id }),
             NodeRole::Voter if node.health != NodeHealth::Up => return Err(Rejection::NotUp { node: id }),
             NodeRole::Voter => {}
             NodeRole::Learner => self.keeps_quorum_without(id)?,

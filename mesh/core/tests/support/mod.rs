@@ -104,6 +104,18 @@ impl Log {
         self.apply(by, Command::Submit(Box::new(submission)))
     }
 
+    /// A page of a listing of tasks that are all in memory.
+    pub fn page(&self, filter: &ListFilter, page_size: usize, weigh: impl Fn(&Task) -> usize) -> TaskPage {
+        self.state.list(&Principal::Operator, filter, page_size).page(&BTreeMap::new(), weigh)
+    }
+
+    /// Sends tasks to the archive, and returns their records.
+    pub fn archive(&mut self, tasks: Vec<TaskId>) -> Vec<std::sync::Arc<Task>> {
+        let records = self.state.to_archive(&tasks);
+        self.node(1, Command::Archive { tasks }).unwrap();
+        records
+    }
+
     pub fn task(&self, id: TaskId) -> &Task {
         self.state.task(id).unwrap()
     }
@@ -217,6 +229,7 @@ pub fn enrolment(hash: &str, position: u64) -> Enrolment {
         name: format!("node-{position}"),
         addresses: addresses(position),
         key: None,
+        knows_labels: false,
     }
 }
 
@@ -235,6 +248,8 @@ pub fn node_up(node: u64, boot: BootId, capacity: u32) -> Command {
         description: format!("{agent} of the tests"),
         placement,
         tags: Vec::new(),
+        queue: None,
+        labels: Labels::new(),
     };
     Command::NodeUp {
         node: NodeId(node),
@@ -243,6 +258,7 @@ pub fn node_up(node: u64, boot: BootId, capacity: u32) -> Command {
         version: "0.1.0".into(),
         capacity,
         agents: vec![spec("reader", Placement::EveryNode), spec("surveyor", Placement::Replicas(1))],
+        labels: None,
     }
 }
 
@@ -257,6 +273,7 @@ pub fn submission(number: u64, agent: &str, prefer: u64, message: Message) -> Su
         hop: 0,
         deadline_ms: None,
         trace: span(number),
+        most_open: None,
     }
 }
 

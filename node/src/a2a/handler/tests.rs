@@ -133,6 +133,7 @@ fn fresh() -> Fresh {
         context: "c-1".parse().unwrap(),
         node: NodeId(1),
         trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
+        most_open: None,
     }
 }
 
@@ -164,7 +165,8 @@ fn asked(method: &str, params: Value) -> Asked<'static> {
     Asked {
         agent: None,
         caller: Caller { principal: Principal::Operator, parent: None, hop: 0, deadline_ms: None },
-        call: Call { id: json!(1), method: method.to_owned(), params },
+        binding: Binding::JsonRpc { id: json!(1) },
+        call: Call { method: method.to_owned(), params },
         last_event_id: None,
         consistency: None,
         http: TraceContext { trace_id: 1, span_id: 1, sampled: true },

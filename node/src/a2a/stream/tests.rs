@@ -103,12 +103,13 @@ fn a_page_is_bounded_in_bytes_but_never_empty() {
 
 /// What a client sees that reads until the stream is over or waits.
 fn read_all(task: &Task, mut after: Option<u64>) -> Vec<u64> {
+    let binding = Binding::JsonRpc { id: Value::from(1) };
     let mut seen = Vec::new();
     let mut sent = Sent::Nothing;
     while let Page::Frames(frames, kind) = page(task, after, sent, AtInput::EndsAfterItsEvent) {
         sent = kind;
         for (index, answer) in frames {
-            let text = String::from_utf8(frame(&Value::from(1), index, &answer).unwrap().to_vec()).unwrap();
+            let text = String::from_utf8(frame(&binding, encoded(index, &answer).unwrap()).to_vec()).unwrap();
             assert!(text.starts_with(&format!("id: {index}\ndata: {{")), "{text}");
             assert!(text.ends_with("}\n\n") && text.lines().count() == 3, "{text}");
             after = Some(index);
@@ -151,6 +152,8 @@ impl Running {
             description: String::new(),
             placement: Placement::EveryNode,
             tags: Vec::new(),
+            queue: None,
+            labels: towline_core::Labels::new(),
         };
         let node = Principal::Node(Self::NODE);
         running.apply(
@@ -171,6 +174,7 @@ impl Running {
                 version: "0".into(),
                 capacity: 4,
                 agents: vec![spec],
+                labels: None,
             },
         );
         let context: ContextId = "c".parse().unwrap();
@@ -195,6 +199,7 @@ impl Running {
                 hop: 0,
                 deadline_ms: None,
                 trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
+                most_open: None,
             })),
         );
         running.report(vec![OwnerWord::TurnStarted { span: TraceContext { trace_id: 1, span_id: 3, sampled: true } }]);

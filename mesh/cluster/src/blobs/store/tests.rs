@@ -1,5 +1,11 @@
+use std::{
+    fs::{self, OpenOptions},
+    os::unix::fs::FileExt,
+    time::UNIX_EPOCH,
+};
+
 use super::*;
-use crate::blobs::tree::GROUP_BYTES;
+use crate::{blobs::tree::GROUP_BYTES, wal::disk::OsDisk};
 
 fn content(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at.wrapping_mul(2_654_435_761) >> 5) as u8).collect()
@@ -53,7 +59,7 @@ fn a_write_that_was_cut_off_leaves_nothing() {
     let mut given_up = again.writer().unwrap();
     given_up.write(&content(50_000)).unwrap();
     drop(given_up);
-    assert_eq!(list(&dir.path().join(UNFINISHED)).unwrap(), Vec::<PathBuf>::new());
+    assert_eq!(list(&OsDisk, &dir.path().join(UNFINISHED)).unwrap(), Vec::<PathBuf>::new());
 }
 
 #[test]
@@ -107,12 +113,25 @@ fn what_was_written_lately_is_not_removed() {
     let store = Store::open(dir.path()).unwrap();
     let hash = write(&store, &content(20_000));
     let file = OpenOptions::new().append(true).open(store.path(&hash)).unwrap();
-    file.set_modified(UNIX_EPOCH + std::time::Duration::from_millis(5_000)).unwrap();
-    assert!(!store.remove_if_older(&hash, Timestamp(5_000)).unwrap());
+    file.set_modified(UNIX_EPOCH + Duration::from_millis(5_000)).unwrap();
+    assert!(!store.remove_if_older(&hash, Timestamp(5_000), Duration::ZERO).unwrap());
     assert!(store.holds(&hash));
     assert!(store.touch(&hash, 20_000), "it is wanted again");
-    assert!(!store.remove_if_older(&hash, Timestamp(5_001)).unwrap());
+    assert!(!store.remove_if_older(&hash, Timestamp(5_001), Duration::ZERO).unwrap());
     file.set_modified(UNIX_EPOCH).unwrap();
-    assert!(store.remove_if_older(&hash, Timestamp(5_001)).unwrap());
+    assert!(store.remove_if_older(&hash, Timestamp(5_001), Duration::ZERO).unwrap());
     assert!(!store.holds(&hash) && !store.path(&hash).exists());
+}
+
+#[test]
+fn a_log_whose_clock_is_ahead_removes_nothing_that_was_just_written() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    const AHEAD: Timestamp = Timestamp(u64::MAX);
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let hash = write(&store, &content(20_000));
+    assert!(!store.remove_if_older(&hash, AHEAD, HOUR).unwrap());
+    let again = Store::open(dir.path()).unwrap();
+    assert!(!again.remove_if_older(&hash, AHEAD, HOUR).unwrap(), "how long it is there is not known after a restart");
+    assert!(again.remove_if_older(&hash, AHEAD, Duration::ZERO).unwrap());
 }

@@ -8,7 +8,14 @@ use tempfile::TempDir;
 use towline_core::Timestamp;
 
 use super::*;
-use crate::{raft::RaftLeaderId, wal::disk::OsDisk, wire::logged_from_bytes};
+use crate::{
+    raft::RaftLeaderId,
+    wal::{
+        disk::{OsDisk, Space},
+        through::{Through, Trouble},
+    },
+    wire::logged_from_bytes,
+};
 
 #[tokio::test]
 async fn committed_entries_are_read_back_from_disk() {
@@ -22,6 +29,30 @@ async fn committed_entries_are_read_back_from_disk() {
 
     assert_eq!(entries, (30..=45).map(|index| entry(1, index)).collect::<Vec<_>>());
     log.close().await;
+}
+
+#[tokio::test]
+async fn what_is_committed_goes_to_disk_with_the_next_append_or_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = LogStore::open(dir.path()).unwrap();
+    log.blocking_append((1..=3).map(|index| entry(1, index))).await.unwrap();
+    log.save_committed(Some(log_id(1, 2))).await.unwrap();
+    log.blocking_append([entry(1, 4)]).await.unwrap();
+    log.save_committed(Some(log_id(1, 3))).await.unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(dir.path()).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    }
+    log.close().await;
+
+    let mut killed = LogStore::open(copy.path()).unwrap();
+    let mut closed = LogStore::open(dir.path()).unwrap();
+
+    assert_eq!(killed.read_committed().await.unwrap(), Some(log_id(1, 2)));
+    assert_eq!(closed.read_committed().await.unwrap(), Some(log_id(1, 3)));
+    killed.close().await;
+    closed.close().await;
 }
 
 #[tokio::test]
@@ -66,7 +97,7 @@ async fn entries_that_are_purged_while_they_are_read_are_left_out() {
 #[tokio::test]
 async fn a_disk_that_became_read_only_is_said_before_a_write_fails() {
     let dir = tempfile::tempdir().unwrap();
-    let log = LogStore::open_on(dir.path(), Arc::new(ReadOnlyDisk), HOT_BYTES).unwrap();
+    let log = LogStore::open_on(dir.path(), Arc::new(Through(ReadOnly)), HOT_BYTES).unwrap();
     let LogHealth::Failed { detail } = log.health() else { panic!("{:?}", log.health()) };
     assert!(detail.ends_with("is read-only"), "{detail}");
     log.close().await;
@@ -175,46 +206,11 @@ fn sized_entry(index: u64, size: usize) -> RaftEntry {
 }
 
 /// A disk that says of itself that it is read-only.
-struct ReadOnlyDisk;
+#[derive(Clone)]
+struct ReadOnly;
 
-impl Disk for ReadOnlyDisk {
-    fn create(&self, path: &Path) -> io::Result<Box<dyn crate::wal::disk::DiskFile>> {
-        OsDisk.create(path)
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn crate::wal::disk::DiskFile>> {
-        OsDisk.open(path)
-    }
-
-    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
-        OsDisk.read(path)
-    }
-
-    fn read_ranges(&self, path: &Path, ranges: &[(u64, usize)]) -> io::Result<Vec<Vec<u8>>> {
-        OsDisk.read_ranges(path, ranges)
-    }
-
-    fn size(&self, path: &Path) -> io::Result<u64> {
-        OsDisk.size(path)
-    }
-
-    fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
-        OsDisk.list(dir)
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        OsDisk.remove(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        OsDisk.rename(from, to)
-    }
-
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        OsDisk.sync_dir(dir)
-    }
-
-    fn space(&self, dir: &Path) -> io::Result<Space> {
-        OsDisk.space(dir).map(|space| Space { read_only: true, ..space })
+impl Trouble for ReadOnly {
+    fn space(&self, space: Space) -> Space {
+        Space { read_only: true, ..space }
     }
 }

@@ -1,3 +1,4 @@
+use crate::a2a::call::MAX_BODY_BYTES;
 use http::Request;
 
 use super::*;
@@ -30,7 +31,7 @@ fn each_malformed_request_has_its_code_and_the_id_that_could_be_read() {
 #[test]
 fn a_request_may_have_a_null_id_and_no_params() {
     let call = parse(br#"{"jsonrpc":"2.0","id":null,"method":"ListTasks"}"#).unwrap();
-    assert_eq!(call, Call { id: Value::Null, method: "ListTasks".into(), params: Value::Null });
+    assert_eq!(call, (Value::Null, Call { method: "ListTasks".into(), params: Value::Null }));
 }
 
 #[tokio::test]
@@ -86,7 +87,7 @@ async fn a_body_above_the_limit_is_refused_with_the_limit() {
 #[test]
 fn the_trace_of_a_message_is_found_in_its_metadata() {
     const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-    let of = |params| Call { id: Value::Null, method: String::new(), params }.trace().map(|trace| trace.to_string());
+    let of = |params| Call { method: String::new(), params }.trace().map(|trace| trace.to_string());
     assert_eq!(of(json!({ "message": { "metadata": { "traceparent": TRACE } } })).as_deref(), Some(TRACE));
     assert_eq!(of(json!({ "metadata": { "traceparent": TRACE } })).as_deref(), Some(TRACE));
     assert_eq!(of(json!({ "message": { "metadata": { "traceparent": "garbage" } } })), None);
@@ -105,7 +106,7 @@ async fn received(
     uri: &str,
     content_type: &str,
     body: impl Into<Body>,
-) -> Result<Call, Failure> {
+) -> Result<(Value, Call), Failure> {
     let mut request = Request::post(uri);
     if !content_type.is_empty() {
         request = request.header(header::CONTENT_TYPE, content_type);

@@ -1,0 +1,196 @@
+//! Performs what the journal says is to be done: asks the model, calls a tool, has a peer asked.
+
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use std::sync::Arc;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use towline_cluster::{BlobError, ClusterHandle};
+use towline_core::{Asked, Intent, Message, Principal, Step, StepNo};
+use towline_trace::{KeyValue, Span, names};
+
+use super::{AgentContext, Running, TaskRunMsg, TaskRunState, Work, ending::what_happened};
+use crate::{
+    delegation::{DelegationActor, DelegationArguments, Job},
+    mcp_connection::{CallError, CallRequest},
+    model::{ChatMessage, ModelError, ModelRequest},
+    prompt, stored, thinking,
+    toolbox::step_key,
+};
+
+impl TaskRunState {
+    pub(super) async fn perform(&mut self, steps: &[StepNo]) -> Result<(), ActorProcessingErr> {
+        for no in steps {
+            // The last look before the effect leaves this node.
+            if !self.context.shared.cluster.may_act() {
+                self.stop();
+                return Ok(());
+            }
+            let Some(step) = self.view.step(*no).cloned() else { continue };
+            let work = match &step.intent {
+                Intent::Model { .. } => self.think(&step),
+                Intent::Tool { server, tool, arguments, .. } => self.call_tool(&step, server, tool, arguments),
+                Intent::Delegate { .. } => self.delegate(&step).await?,
+                Intent::Ask { .. } | Intent::Refused { .. } => continue,
+            };
+            self.running.insert(*no, Running { attempt: step.attempt, work });
+        }
+        Ok(())
+    }
+
+    fn think(&self, step: &Step) -> Work {
+        let (context, myself) = (Arc::clone(&self.context), self.myself.clone());
+        let (no, attempt) = (step.no, step.attempt);
+        let request = ModelRequest {
+            model: self.model_name(),
+            system: prompt::system(&context.agent),
+            messages: Vec::new(),
+            tools: Vec::new(),
+            seed: format!("{}/{}", self.id(), self.view.turn.number),
+            agent: context.agent.name.to_string(),
+            trace: Some(step.span),
+        };
+        let read = (self.view.history.first().cloned(), self.view.journal.clone());
+        let cancel = CancellationToken::new();
+        let canceled = cancel.clone();
+        let task = tokio::spawn(async move {
+            tokio::select! {
+                () = canceled.cancelled() => {}
+                () = ask_model(context, myself, (no, attempt), request, read) => {}
+            }
+            None
+        });
+        Work::Call { cancel, task: AbortOnDropHandle::new(task) }
+    }
+
+    fn call_tool(&mut self, step: &Step, server: &str, tool: &str, arguments: &serde_json::Value) -> Work {
+        let myself = self.myself.clone();
+        let (no, attempt) = (step.no, step.attempt);
+        let request = CallRequest {
+            tool: tool.to_owned(),
+            arguments: arguments.clone(),
+            task: self.id(),
+            step: no,
+            attempt,
+            idempotency_key: step_key(self.id(), no),
+            trace: step.span,
+            timeout: None,
+        };
+        let handle = self.context.shared.server(server);
+        if let (Some(handle), Some(span)) = (&handle, self.step_spans.get_mut(&no)) {
+            handle.span_attributes().into_iter().for_each(|pair| set(span, pair));
+        }
+        let server = server.to_owned();
+        let cancel = CancellationToken::new();
+        let canceled = cancel.clone();
+        let task = tokio::spawn(async move {
+            let result = match handle {
+                Some(handle) => handle.call(request, canceled).await,
+                None => Err(CallError {
+                    error_type: "server_unavailable".into(),
+                    message: format!("call {server}.{}: the server is not configured on this node", request.tool),
+                    may_have_happened: false,
+                }),
+            };
+            let known = what_happened(&result);
+            // A run that has stopped wants no result.
+            let _ = myself.cast(TaskRunMsg::ToolReturned { step: no, attempt, result });
+            known
+        });
+        Work::Call { cancel, task: AbortOnDropHandle::new(task) }
+    }
+
+    async fn delegate(&self, step: &Step) -> Result<Work, ActorProcessingErr> {
+        let Some(job) = self.job(step) else { return Ok(Work::Resting) };
+        let arguments = DelegationArguments { job, shared: Arc::clone(&self.context.shared), run: self.myself.clone() };
+        let (actor, _) = Actor::spawn_linked(None, DelegationActor, arguments, self.myself.get_cell()).await?;
+        Ok(Work::Delegation(actor))
+    }
+
+    fn job(&self, step: &Step) -> Option<Job> {
+        let Intent::Delegate { target, own_mesh, message, peer_task, .. } = &step.intent else { return None };
+        let answer = match &step.asked {
+            Some(Asked::Answered(id)) => self.view.message(id).cloned(),
+            Some(Asked::Waiting) | None => None,
+        };
+        Some(Job {
+            task: self.id(),
+            step: step.no,
+            attempt: step.attempt,
+            target: target.clone(),
+            own_mesh: *own_mesh,
+            message: message.as_ref().clone(),
+            peer_task: peer_task.clone(),
+            answer,
+            may_repeat: self.may_repeat.contains(&step.no),
+            headers: self.headers(step.no),
+            trace: step.span,
+        })
+    }
+
+    fn headers(&self, step: StepNo) -> Vec<(&'static str, String)> {
+        let principal =
+            Principal::Agent { name: self.view.agent.clone(), on_behalf_of: Box::new(self.view.owner.clone()) };
+        let mut headers = vec![
+            ("towline-parent-task", self.id().to_string()),
+            ("towline-parent-step", step.to_string()),
+            ("towline-hop", (self.view.hop + 1).to_string()),
+        ];
+        headers.extend(serde_json::to_string(&principal).ok().map(|text| ("towline-on-behalf-of", text)));
+        headers.extend(self.view.remaining_ms().map(|ms| ("towline-deadline-ms", ms.to_string())));
+        headers
+    }
+}
+
+async fn ask_model(
+    context: Arc<AgentContext>,
+    run: ActorRef<TaskRunMsg>,
+    (step, attempt): (StepNo, u32),
+    mut request: ModelRequest,
+    read: (Option<Message>, Vec<Step>),
+) {
+    let read = conversation(&context.shared.cluster, read).await;
+    let toolbox = context.shared.toolbox(&context.agent);
+    request.tools = prompt::schemas(&toolbox);
+    let answer = match (read, context.model()) {
+        (Err(error), _) => Err(ModelError::permanent("content_unavailable", format!("read the task: {error}"))),
+        (Ok(messages), Some(model)) => {
+            request.messages = messages;
+            let tell = |progress| {
+                // A run that has stopped shows nothing.
+                let _ = run.cast(TaskRunMsg::Progress { step, attempt, progress });
+            };
+            thinking::think(model.provider.as_ref(), request, tell).await
+        }
+        (Ok(_), None) => {
+            Err(ModelError::permanent("unknown_model", format!("model {} is not set up", context.agent.model)))
+        }
+    };
+    // A run that has stopped wants no answer.
+    let _ = run.cast(TaskRunMsg::Thought { step, attempt, answer, toolbox });
+}
+
+/// The journal as the model sees it, with everything that lies in the blob store in its place.
+async fn conversation(
+    cluster: &ClusterHandle,
+    (request, mut journal): (Option<Message>, Vec<Step>),
+) -> Result<Vec<ChatMessage>, BlobError> {
+    let Some(mut request) = request else { return Ok(Vec::new()) };
+    stored::with_parts(cluster, &mut request).await?;
+    stored::with_outcomes(cluster, &mut journal).await?;
+    Ok(prompt::conversation(&request, &journal))
+}
+
+fn set(span: &mut Span, pair: KeyValue) {
+    let KeyValue { key, value, .. } = pair;
+    // The keys of a connection's attributes are the constants of `names`.
+    for name in [
+        names::MCP_SERVER,
+        names::PEER_SERVICE,
+        names::NETWORK_TRANSPORT,
+        names::MCP_PROTOCOL_VERSION,
+        names::MCP_SESSION_ID,
+    ] {
+        if key.as_str() == name {
+            span.set(name, value.clone());
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! What the ways of a command ask about it, so that each has one answer for all commands.
+
+use super::Command;
+use crate::{Message, TaskId};
+
+impl Command {
+    /// Whether it brings work, as opposed to what the work that was taken comes to: a disk that runs full refuses it first.
+    pub fn makes_work(&self) -> bool {
+        match self {
+            Command::Submit(_)
+            | Command::Continue { .. }
+            | Command::Found { .. }
+            | Command::MintToken { .. }
+            | Command::Upload { .. }
+            | Command::Note { .. }
+            | Command::Enrol(_) => true,
+            Command::Report(_)
+            | Command::Testify(_)
+            | Command::Resolve(_)
+            | Command::Cancel { .. }
+            | Command::NodeUp { .. }
+            | Command::NodeLost { .. }
+            | Command::Certify { .. }
+            | Command::RemoveNode { .. }
+            | Command::SetRole { .. }
+            | Command::Drain { .. }
+            | Command::Undrain { .. }
+            | Command::AssignPending
+            | Command::Sweep
+            | Command::Archive { .. } => false,
+        }
+    }
+
+    /// What a client says with it.
+    pub fn message_mut(&mut self) -> Option<&mut Message> {
+        match self {
+            Command::Submit(submission) => Some(&mut submission.message),
+            Command::Continue { message, .. } => Some(message),
+            Command::Cancel { .. }
+            | Command::Report(_)
+            | Command::Resolve(_)
+            | Command::Testify(_)
+            | Command::Found { .. }
+            | Command::MintToken { .. }
+            | Command::Enrol(_)
+            | Command::NodeUp { .. }
+            | Command::NodeLost { .. }
+            | Command::Certify { .. }
+            | Command::RemoveNode { .. }
+            | Command::SetRole { .. }
+            | Command::Drain { .. }
+            | Command::Undrain { .. }
+            | Command::AssignPending
+            | Command::Sweep
+            | Command::Archive { .. }
+            | Command::Upload { .. }
+            | Command::Note { .. } => None,
+        }
+    }
+
+    /// The task that its client no longer wants.
+    pub fn canceled(&self) -> Option<TaskId> {
+        if let Command::Cancel { task } = self { Some(*task) } else { None }
+    }
+}

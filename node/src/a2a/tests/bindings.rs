@@ -1,0 +1,342 @@
+//! One table of cases over all three bindings: they ask the same and are answered the same.
+
+use a2a_pb::{a2a_service_client::A2aServiceClient, protojson_conv::ProtoJsonPayload};
+use serde_json::{Value, json};
+use tonic::{Status, transport::Channel};
+use tonic_types::StatusExt as _;
+use towline_a2a::convert;
+
+use super::*;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spoken {
+    JsonRpc,
+    HttpJson,
+    Grpc,
+}
+
+const ALL: [Spoken; 3] = [Spoken::JsonRpc, Spoken::HttpJson, Spoken::Grpc];
+
+/// The reason of an error, and the field that it names.
+type Refusal = (String, Option<String>);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_bindings_answer_the_same_to_the_same() {
+    let node = Node::start().await;
+    for spoken in ALL {
+        let client = Client::new(&node, spoken).await;
+        let id = |name: &str| format!("{name}-{spoken:?}");
+        let send = |name: &str, text: &str| {
+            let message = json!({ "messageId": id(name), "role": "ROLE_USER", "parts": [{ "text": text }] });
+            json!({ "message": message, "configuration": { "returnImmediately": true }, "tenant": "reader" })
+        };
+
+        let sent = client.ask("SendMessage", send("m", "hello")).await.unwrap();
+        let task = sent["task"]["id"].as_str().unwrap().to_owned();
+        assert_eq!(sent["task"]["metadata"]["dev.towline/agent"], "reader", "{spoken:?}: the tenant names the agent");
+        let again = client.ask("SendMessage", send("m", "hello")).await.unwrap();
+        assert_eq!(again["task"]["id"], task.as_str(), "{spoken:?}");
+
+        let read = client.ask("GetTask", json!({ "id": task })).await.unwrap();
+        assert_eq!(read["history"][0]["parts"][0]["text"], "hello", "{spoken:?}");
+        let bare = client.ask("GetTask", json!({ "id": task, "historyLength": 0 })).await.unwrap();
+        assert_eq!(bare.get("history"), None, "{spoken:?}");
+        let listed = client.ask("ListTasks", json!({ "pageSize": 1, "tenant": "surveyor" })).await.unwrap();
+        assert_eq!(listed["totalSize"].as_i64().unwrap_or(0), 0, "{spoken:?}: of the tenant's agent only");
+        let listed = client.ask("ListTasks", json!({ "pageSize": 1, "tenant": "reader" })).await.unwrap();
+        assert_eq!(listed["tasks"][0]["id"], task.as_str(), "{spoken:?}: newest first");
+
+        for _ in 0..2 {
+            let canceled = client.ask("CancelTask", json!({ "id": task })).await.unwrap();
+            assert_eq!(canceled["status"]["state"], "TASK_STATE_CANCELED", "{spoken:?}");
+        }
+        let done = client.ask("SendMessage", send("done", "hello")).await.unwrap()["task"]["id"].clone();
+        node.finish(done.as_str().unwrap(), TaskState::Completed).await;
+
+        let text = |value: &str| json!({ "messageId": id("x"), "role": "ROLE_USER", "parts": [{ "text": value }] });
+        let to_ended = json!({ "message": { "messageId": id("y"), "role": "ROLE_USER", "taskId": done, "parts": [{ "text": "more" }] } });
+        let refusals = [
+            ("SendMessage", send("m", "something else"), "MESSAGE_REUSED", None),
+            (
+                "SendMessage",
+                json!({ "message": { "messageId": "m", "role": "ROLE_USER" } }),
+                "INVALID_PARAMS",
+                Some("message.parts"),
+            ),
+            (
+                "SendMessage",
+                json!({ "message": { "messageId": "m", "parts": [{ "text": "x" }] } }),
+                "INVALID_PARAMS",
+                Some("message.role"),
+            ),
+            ("SendMessage", json!({ "message": text("x"), "tenant": "nobody" }), "UNKNOWN_AGENT", None),
+            (
+                "SendMessage",
+                json!({ "message": text("x"), "tenant": "no such name!" }),
+                "INVALID_PARAMS",
+                Some("tenant"),
+            ),
+            ("SendMessage", to_ended, "UNSUPPORTED_OPERATION", None),
+            ("GetTask", json!({ "id": "foreign" }), "TASK_NOT_FOUND", None),
+            ("GetTask", json!({ "id": task, "historyLength": -1 }), "INVALID_PARAMS", Some("historyLength")),
+            ("ListTasks", json!({ "pageSize": 0 }), "INVALID_PARAMS", Some("pageSize")),
+            ("CancelTask", json!({ "id": done }), "TASK_NOT_CANCELABLE", None),
+            ("CancelTask", json!({ "id": "foreign" }), "TASK_NOT_FOUND", None),
+            ("SubscribeToTask", json!({ "id": done }), "UNSUPPORTED_OPERATION", None),
+            ("SubscribeToTask", json!({ "id": "foreign" }), "TASK_NOT_FOUND", None),
+            (
+                "CreateTaskPushNotificationConfig",
+                json!({ "taskId": task, "url": "http://127.0.0.1/" }),
+                "PUSH_NOTIFICATION_NOT_SUPPORTED",
+                None,
+            ),
+            (
+                "GetTaskPushNotificationConfig",
+                json!({ "taskId": task, "id": "c" }),
+                "PUSH_NOTIFICATION_NOT_SUPPORTED",
+                None,
+            ),
+            ("ListTaskPushNotificationConfigs", json!({ "taskId": task }), "PUSH_NOTIFICATION_NOT_SUPPORTED", None),
+            (
+                "DeleteTaskPushNotificationConfig",
+                json!({ "taskId": task, "id": "c" }),
+                "PUSH_NOTIFICATION_NOT_SUPPORTED",
+                None,
+            ),
+            ("GetExtendedAgentCard", json!({}), "UNSUPPORTED_OPERATION", None),
+        ];
+        for (method, params, reason, field) in refusals {
+            let refused = client.ask(method, params.clone()).await.map(|value| value.to_string());
+            let expected = (reason.to_owned(), field.map(str::to_owned));
+            assert_eq!(refused, Err(expected), "{spoken:?} {method} {params}");
+        }
+        let unversioned = Client { version: None, ..client }.ask("GetTask", json!({ "id": task })).await;
+        assert_eq!(unversioned.unwrap_err().0, "VERSION_NOT_SUPPORTED", "{spoken:?}");
+    }
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_and_its_stream_are_the_same_through_all_bindings() {
+    let node = Node::start().await;
+    let mut clients = Vec::new();
+    for spoken in ALL {
+        clients.push(Client::new(&node, spoken).await);
+    }
+    let message =
+        json!({ "messageId": "m", "role": "ROLE_USER", "parts": [{ "text": "hello" }, { "data": { "n": 3 } }] });
+    let params = json!({ "message": message, "configuration": { "returnImmediately": true }, "tenant": "reader" });
+    let sent = clients[0].ask("SendMessage", params.clone()).await.unwrap();
+    let task = sent["task"]["id"].as_str().unwrap().to_owned();
+
+    let mut streams = Vec::new();
+    for client in &clients {
+        streams.push(client.stream("SendStreamingMessage", params.clone()).await.unwrap());
+        streams.push(client.stream("SubscribeToTask", json!({ "id": task })).await.unwrap());
+    }
+    node.report(&task, vec![chunk("One ", false), chunk("two", true)]).await;
+    node.finish(&task, TaskState::Completed).await;
+    let mut seen = Vec::new();
+    for stream in streams {
+        let events: Vec<Value> = timeout(PATIENCE, stream.collect()).await.expect("the stream ends");
+        seen.push(events.into_iter().map(message_of::<a2a::StreamResponse>).collect::<Vec<_>>());
+    }
+    for (sender, subscriber) in [(2, 3), (4, 5)] {
+        assert_eq!(seen[sender], seen[0]);
+        assert_eq!(seen[subscriber], seen[1]);
+    }
+    assert_eq!(seen[0].last(), seen[1].last());
+    assert_eq!(seen[0].len(), 4, "the task, two texts, and its end");
+
+    let mut read = Vec::new();
+    for client in &clients {
+        read.push(message_of::<a2a::Task>(client.ask("GetTask", json!({ "id": task })).await.unwrap()));
+    }
+    assert_eq!(read[1], read[0]);
+    assert_eq!(read[2], read[0]);
+    node.stop().await;
+}
+
+/// A client of one binding, as simple as it gets.
+struct Client<'a> {
+    node: &'a Node,
+    spoken: Spoken,
+    version: Option<&'static str>,
+    grpc: A2aServiceClient<Channel>,
+}
+
+impl<'a> Client<'a> {
+    async fn new(node: &'a Node, spoken: Spoken) -> Self {
+        let channel = Channel::from_shared(node.url.clone()).unwrap().connect().await.unwrap();
+        Self { node, spoken, version: Some("1.0"), grpc: A2aServiceClient::new(channel) }
+    }
+
+    async fn ask(&self, method: &str, params: Value) -> Result<Value, Refusal> {
+        match self.spoken {
+            Spoken::JsonRpc | Spoken::HttpJson => {
+                let answer: Value = self.request(method, &params).send().await.unwrap().json().await.unwrap();
+                self.result(answer)
+            }
+            Spoken::Grpc => self.ask_grpc(method, params).await,
+        }
+    }
+
+    async fn stream(&self, method: &str, params: Value) -> Result<futures::stream::BoxStream<'static, Value>, Refusal> {
+        if self.spoken == Spoken::Grpc {
+            let mut grpc = self.grpc.clone();
+            let answer = match method {
+                "SendStreamingMessage" => {
+                    grpc.send_streaming_message(self.message::<a2a::SendMessageRequest>(params)).await
+                }
+                _ => grpc.subscribe_to_task(self.message::<a2a::SubscribeToTaskRequest>(params)).await,
+            };
+            let items = answer.map_err(|status| refusal_of(&status))?.into_inner();
+            return Ok(items.map(|item| json_of::<a2a::StreamResponse>(&item.unwrap())).boxed());
+        }
+        let response = self.request(method, &params).send().await.unwrap();
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let spoken = self.spoken;
+        let frames = sse_stream::SseStream::from_bytes_stream(response.bytes_stream());
+        Ok(frames
+            .map(move |frame| {
+                let event: Value = serde_json::from_str(&frame.unwrap().data.unwrap()).unwrap();
+                if spoken == Spoken::JsonRpc { event["result"].clone() } else { event }
+            })
+            .boxed())
+    }
+
+    fn request(&self, method: &str, params: &Value) -> reqwest::RequestBuilder {
+        let request = match self.spoken {
+            Spoken::JsonRpc => {
+                let body = json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params });
+                self.node.http.post(format!("{}/", self.node.url)).json(&body)
+            }
+            Spoken::HttpJson => self.over_http_json(method, params),
+            Spoken::Grpc => unreachable!("gRPC has its own client"),
+        };
+        match self.version {
+            Some(version) => request.header("A2A-Version", version),
+            None => request,
+        }
+    }
+
+    /// What the path holds is not in the query or the body.
+    fn over_http_json(&self, method: &str, params: &Value) -> reqwest::RequestBuilder {
+        let text = |name: &str| params[name].as_str().unwrap_or_default().to_owned();
+        let (id, task) = (text("id"), text("taskId"));
+        let (verb, path, held): (_, _, &[&str]) = match method {
+            "SendMessage" => ("POST", "message:send".to_owned(), &[]),
+            "SendStreamingMessage" => ("POST", "message:stream".to_owned(), &[]),
+            "GetTask" => ("GET", format!("tasks/{id}"), &["id"]),
+            "ListTasks" => ("GET", "tasks".to_owned(), &[]),
+            "CancelTask" => ("POST", format!("tasks/{id}:cancel"), &["id"]),
+            "SubscribeToTask" => ("GET", format!("tasks/{id}:subscribe"), &["id"]),
+            "CreateTaskPushNotificationConfig" => {
+                ("POST", format!("tasks/{task}/pushNotificationConfigs"), &["taskId"])
+            }
+            "ListTaskPushNotificationConfigs" => ("GET", format!("tasks/{task}/pushNotificationConfigs"), &["taskId"]),
+            "GetTaskPushNotificationConfig" => {
+                ("GET", format!("tasks/{task}/pushNotificationConfigs/{id}"), &["taskId", "id"])
+            }
+            "DeleteTaskPushNotificationConfig" => {
+                ("DELETE", format!("tasks/{task}/pushNotificationConfigs/{id}"), &["taskId", "id"])
+            }
+            "GetExtendedAgentCard" => ("GET", "extendedAgentCard".to_owned(), &[]),
+            other => panic!("{other}"),
+        };
+        let mut rest = params.as_object().unwrap().clone();
+        rest.retain(|name, _| !held.contains(&name.as_str()) && name != "tenant");
+        let tenant =
+            params["tenant"].as_str().map(|tenant| format!("{}/", tenant.replace(' ', "%20"))).unwrap_or_default();
+        let url = format!("{}/rest/{tenant}{path}", self.node.url);
+        let request = self.node.http.request(verb.parse().unwrap(), url);
+        if verb == "POST" && !(rest.is_empty() && method == "CancelTask") {
+            return request.json(&rest);
+        }
+        let query: Vec<(String, String)> = rest
+            .into_iter()
+            .map(|(name, value)| (name, value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
+            .collect();
+        let text = form_urlencoded::Serializer::new(String::new()).extend_pairs(query).finish();
+        let (client, built) = request.build_split();
+        let mut built = built.unwrap();
+        if !text.is_empty() {
+            built.url_mut().set_query(Some(&text));
+        }
+        reqwest::RequestBuilder::from_parts(client, built)
+    }
+
+    fn result(&self, answer: Value) -> Result<Value, Refusal> {
+        let Some(error) = answer.get("error") else {
+            return Ok(if self.spoken == Spoken::JsonRpc { answer["result"].clone() } else { answer });
+        };
+        let details = if self.spoken == Spoken::JsonRpc { &error["data"] } else { &error["details"] };
+        let field = details[1]["fieldViolations"][0]["field"].as_str().map(str::to_owned);
+        Err((details[0]["reason"].as_str().unwrap().to_owned(), field))
+    }
+
+    async fn ask_grpc(&self, method: &str, params: Value) -> Result<Value, Refusal> {
+        let mut grpc = self.grpc.clone();
+        /// Sends it as the type of its request, and reads the answer as the type of the result.
+        macro_rules! unary {
+            ($call:ident, $request:ty, $result:ty) => {
+                grpc.$call(self.message::<$request>(params)).await.map(|answer| json_of::<$result>(answer.get_ref()))
+            };
+        }
+        use a2a::*;
+        let answer = match method {
+            "SendMessage" => unary!(send_message, SendMessageRequest, SendMessageResponse),
+            "GetTask" => unary!(get_task, GetTaskRequest, Task),
+            "ListTasks" => unary!(list_tasks, ListTasksRequest, ListTasksResponse),
+            "CancelTask" => unary!(cancel_task, CancelTaskRequest, Task),
+            "SubscribeToTask" => {
+                let answer = grpc.subscribe_to_task(self.message::<SubscribeToTaskRequest>(params)).await;
+                answer.map(|_| Value::Null)
+            }
+            "CreateTaskPushNotificationConfig" => {
+                unary!(create_task_push_notification_config, TaskPushNotificationConfig, TaskPushNotificationConfig)
+            }
+            "GetTaskPushNotificationConfig" => {
+                unary!(
+                    get_task_push_notification_config,
+                    GetTaskPushNotificationConfigRequest,
+                    TaskPushNotificationConfig
+                )
+            }
+            "ListTaskPushNotificationConfigs" => unary!(
+                list_task_push_notification_configs,
+                ListTaskPushNotificationConfigsRequest,
+                ListTaskPushNotificationConfigsResponse
+            ),
+            "DeleteTaskPushNotificationConfig" => {
+                let message = self.message::<DeleteTaskPushNotificationConfigRequest>(params);
+                grpc.delete_task_push_notification_config(message).await.map(|_| Value::Null)
+            }
+            "GetExtendedAgentCard" => unary!(get_extended_agent_card, GetExtendedAgentCardRequest, AgentCard),
+            other => panic!("{other}"),
+        };
+        answer.map_err(|status| refusal_of(&status))
+    }
+
+    fn message<T: ProtoJsonPayload>(&self, params: Value) -> tonic::Request<T::Proto> {
+        let mut request = tonic::Request::new(convert::result_to::<T>(params).unwrap());
+        if let Some(version) = self.version {
+            request.metadata_mut().insert("a2a-version", version.parse().unwrap());
+        }
+        request
+    }
+}
+
+fn json_of<T: ProtoJsonPayload>(message: &T::Proto) -> Value {
+    convert::params_of::<T>(message).unwrap()
+}
+
+fn message_of<T: ProtoJsonPayload>(json: Value) -> T::Proto {
+    convert::result_to::<T>(json).unwrap()
+}
+
+fn refusal_of(status: &Status) -> Refusal {
+    let reason = status.get_details_error_info().expect("an ErrorInfo").reason;
+    let field = status.get_details_bad_request().and_then(|wrong| Some(wrong.field_violations.first()?.field.clone()));
+    (reason, field)
+}
