@@ -562,7 +562,8 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
             Beat::Answered(answer) => answer,
             Beat::Fenced(reason) => return session.end_fenced(reason),
         };
-        unanswered = if answer == KeepAlive::NotLeader(None) { unanswered.saturating_add(1) } else { 0 };
+        let is_answered = !matches!(answer, KeepAlive::NotLeader(None) | KeepAlive::Unsure);
+        unanswered = if is_answered { 0 } else { unanswered.saturating_add(1) };
         match answer {
             KeepAlive::Alive if is_current => {
                 session.renew(sent);
@@ -586,12 +587,14 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
                 if hint.is_none() {
                     detours.want();
                 }
-                if unanswered >= ASK_OTHERS_AFTER && unanswered % 2 == 1 {
-                    hint = any_other(&cluster, unanswered / 2);
-                }
+                hint = hint.or_else(|| other_to_ask(&cluster, unanswered));
                 tokio::time::sleep(KEEP_ALIVE_RETRY).await;
             }
-            KeepAlive::Unsure => tokio::time::sleep(KEEP_ALIVE_RETRY).await,
+            // Perhaps a leader of a cluster that has gone on without it, this node itself not least.
+            KeepAlive::Unsure => {
+                hint = other_to_ask(&cluster, unanswered);
+                tokio::time::sleep(KEEP_ALIVE_RETRY).await;
+            }
         }
     }
 }
@@ -612,6 +615,14 @@ enum Beat {
     Answered(KeepAlive),
     /// The leader has fenced this node off.
     Fenced(String),
+}
+
+/// Whom to ask after nobody could answer for a while; every second time, since the leader that is known may answer again.
+fn other_to_ask(cluster: &ClusterHandle, unanswered: u32) -> Option<NodeId> {
+    if unanswered < ASK_OTHERS_AFTER || unanswered % 2 == 0 {
+        return None;
+    }
+    any_other(cluster, unanswered / 2)
 }
 
 /// A node to ask where no leader is known: it may know one, or know that this node was removed. Each in turn.
