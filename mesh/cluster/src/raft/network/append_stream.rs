@@ -6,11 +6,17 @@
 //! ```
 //! Answers carry no index: the transport keeps their order, so each belongs to the oldest request without one. A stream ends
 //! with its first answer that is no success, and openraft opens another.
+//!
+//! openraft takes an answer for the answer to each request up to the entry that it acknowledges, later ones without entries
+//! too, and counts the follower as heard from since the last of them was sent. A late answer would so confirm a leader that
+//! nobody follows any more, and its reads. Therefore an answer is held back until the requests that it would speak for have
+//! theirs, and none is sent while one is handed on.
 
 use std::{
     collections::VecDeque,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, Waker},
 };
 
 use futures::{Stream, StreamExt, stream};
@@ -44,26 +50,77 @@ struct Unanswered {
     sent: Instant,
 }
 
-/// The requests without an answer, the oldest first. openraft bounds them: a follower takes 64 before it answers.
-#[derive(Clone, Default)]
-struct Sent(Arc<Mutex<VecDeque<Unanswered>>>);
-
-impl Sent {
-    fn push(&self, request: &AppendEntriesRequest<TypeConfig>, certain: Certain) {
+impl Unanswered {
+    fn new(request: &AppendEntriesRequest<TypeConfig>, certain: Certain) -> Self {
         let (asked, prev, sent) = (Asked::of(request), request.prev_log_id, Instant::now());
         let last = request.entries.last().map(|entry| entry.log_id).or(prev);
-        self.lock().push_back(Unanswered { asked, certain, prev, last, sent });
+        Self { asked, certain, prev, last, sent }
+    }
+}
+
+/// The requests without an answer, the oldest first. openraft bounds them: a follower takes 64 before it answers.
+#[derive(Clone, Default)]
+struct Sent(Arc<Mutex<Flight>>);
+
+#[derive(Default)]
+struct Flight {
+    unanswered: VecDeque<Unanswered>,
+    /// Whether a result is handed on and openraft has not come back for the next.
+    handing_on: bool,
+    /// Who waits to send meanwhile.
+    sender: Option<Waker>,
+}
+
+impl Sent {
+    /// The next request of `input`, once it may be sent; what `note` makes of it is kept until it is answered.
+    fn poll_request<S, R>(
+        &self,
+        input: &mut S,
+        cx: &mut Context<'_>,
+        note: impl FnOnce(&R) -> Unanswered,
+    ) -> Poll<Option<R>>
+    where
+        S: Stream<Item = R> + Unpin,
+    {
+        let mut flight = self.lock();
+        if flight.handing_on {
+            flight.sender = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        let request = input.poll_next_unpin(cx);
+        if let Poll::Ready(Some(request)) = &request {
+            flight.unanswered.push_back(note(request));
+        }
+        request
     }
 
     fn pop(&self) -> Option<Unanswered> {
-        self.lock().pop_front()
+        self.lock().unanswered.pop_front()
+    }
+
+    /// Whether `matching` would be taken for the answer to a request that has none. If not it is handed on, and nothing is
+    /// sent until openraft comes back.
+    fn holds_back(&self, matching: Option<RaftLogId>) -> bool {
+        let mut flight = self.lock();
+        let speaks_for = |next: &Unanswered| next.last <= matching || next.prev < matching;
+        flight.handing_on = !flight.unanswered.front().is_some_and(speaks_for);
+        !flight.handing_on
+    }
+
+    /// openraft has taken in what was handed on.
+    fn came_back(&self) {
+        let mut flight = self.lock();
+        flight.handing_on = false;
+        if let Some(sender) = flight.sender.take() {
+            sender.wake();
+        }
     }
 
     fn is_late(&self) -> bool {
-        self.lock().front().is_some_and(|oldest| oldest.sent.elapsed() >= APPEND_TIMEOUT)
+        self.lock().unanswered.front().is_some_and(|oldest| oldest.sent.elapsed() >= APPEND_TIMEOUT)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Unanswered>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Flight> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -94,11 +151,12 @@ where
 {
     network.check_fence()?;
     let sent = Sent::default();
-    let (noted, fences, node) = (sent.clone(), Arc::clone(&network.fences), NodeId(network.to));
-    let requests = input.map(move |request| {
-        noted.push(&request, fences.certain(node, &request.vote));
-        append_request_to_proto(&request)
+    let (noted, fences, node, mut input) = (sent.clone(), Arc::clone(&network.fences), NodeId(network.to), input);
+    let requests = stream::poll_fn(move |cx| {
+        let note = |request: &_| Unanswered::new(request, fences.certain(node, &request.vote));
+        noted.poll_request(&mut input, cx, note)
     });
+    let requests = requests.map(|request| append_request_to_proto(&request));
     let mut client = network.client.clone();
     let answers = match timeout(APPEND_TIMEOUT, client.stream_append(requests)).await {
         Ok(Ok(answers)) => answers.into_inner(),
@@ -118,8 +176,25 @@ where
     Ok(Box::pin(results))
 }
 
-/// The result of the oldest request. A stream may be silent for as long as nothing is asked of it.
+/// The result of the oldest request, or of the last of those that one answer would be taken for. What is held back is lost if
+/// another answer is none: openraft then sends the same again.
 async fn next_result(
+    network: &Network,
+    answers: &mut Streaming<v1::AppendEntriesResponse>,
+    sent: &Sent,
+) -> Option<Result<StreamAppendResult<TypeConfig>, RpcError>> {
+    sent.came_back();
+    loop {
+        let result = result_of_oldest(network, answers, sent).await?;
+        match result {
+            Ok(Ok(matching)) if sent.holds_back(matching) => {}
+            result => return Some(result),
+        }
+    }
+}
+
+/// The result of the oldest request. A stream may be silent for as long as nothing is asked of it.
+async fn result_of_oldest(
     network: &Network,
     answers: &mut Streaming<v1::AppendEntriesResponse>,
     sent: &Sent,
@@ -164,3 +239,6 @@ pub(super) fn answer(raft: &Raft, requests: Streaming<v1::AppendEntriesRequest>)
         Err(fatal) => Err(stopped(fatal)),
     }))
 }
+
+#[cfg(test)]
+mod tests;
