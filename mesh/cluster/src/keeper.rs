@@ -91,7 +91,11 @@ async fn ask_members(cluster: &ClusterHandle) {
     let known = cluster.roster().members();
     let others = known.nodes.iter().filter(|member| !member.worker).map(|member| member.id).filter(|node| *node != me);
     let answers = join_all(others.map(|node| members_of(cluster, node))).await;
-    answers.into_iter().flatten().for_each(|members| cluster.roster().learn(members));
+    for members in answers.into_iter().flatten() {
+        // Who is newer than the state here may have to be asked for the state.
+        members.nodes.iter().for_each(|member| cluster.peers().book().hear(member.id, &member.peer));
+        cluster.roster().learn(members);
+    }
 }
 
 /// Who is a member, as another node knows it.

@@ -89,6 +89,12 @@ impl AddressBook {
         self.seeds.write().unwrap_or_else(PoisonError::into_inner).insert(node, addresses.clone());
     }
 
+    /// Remembers where other members say that a node is, unless something better is known.
+    pub(crate) fn hear(&self, node: NodeId, peer: &str) {
+        let mut seeds = self.seeds.write().unwrap_or_else(PoisonError::into_inner);
+        seeds.entry(node).or_insert_with(|| NodeAddresses { http: String::new(), peer: peer.to_owned() });
+    }
+
     /// `host:port` of a node's peer listener.
     pub(crate) fn peer(&self, node: NodeId) -> Option<String> {
         let registered = self.view.read(|state| state.node(node).map(|node| node.addresses.peer.clone()));
