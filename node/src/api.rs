@@ -40,7 +40,7 @@ use crate::{
 pub use members::{DrainView, LeftTask};
 
 /// Longest life of a join token: who needs one later makes one later.
-const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
+pub(crate) const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// When another try is worth it after nobody answered: an election takes about a second.
 const NO_ANSWER: Duration = Duration::from_secs(1);

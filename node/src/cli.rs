@@ -124,7 +124,7 @@ pub struct NodeArgs {
     #[arg(short, long, value_name = "FILE", default_value = "towline.yaml")]
     pub config: PathBuf,
     /// Joins the cluster of the node whose peer listener is at ADDR; does nothing if this node is a member
-    #[arg(long, value_name = "ADDR", requires = "token")]
+    #[arg(long, value_name = "ADDR", value_parser = peer_address)]
     pub join: Option<String>,
     /// The join token, made with `towline cluster join-token`; in the environment it is in no list of processes
     #[arg(long, value_name = "TOKEN", env = "TOWLINE_TOKEN", hide_env_values = true)]
@@ -291,7 +291,7 @@ pub enum ClusterCommand {
     )]
     JoinToken {
         /// How long it is good for
-        #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = crate::config::duration)]
+        #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = token_ttl)]
         ttl: std::time::Duration,
         /// Whether the node counts for the quorum
         #[arg(long, value_enum, default_value_t = RoleArg::Voter)]
@@ -448,6 +448,28 @@ fn path_and_value(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((path, value)) if !path.is_empty() => Ok((path.to_owned(), value.to_owned())),
         _ => Err("write PATH=VALUE, as in node.listen.http=127.0.0.1:7520".to_owned()),
+    }
+}
+
+/// Who needs a token later makes one later.
+fn token_ttl(text: &str) -> Result<std::time::Duration, String> {
+    let ttl = crate::config::duration(text)?;
+    if ttl.is_zero() || ttl > crate::api::MAX_TOKEN_TTL {
+        return Err(format!(
+            "a token is good for {} days at most: write 30m, 1h or 168h",
+            crate::api::MAX_TOKEN_TTL.as_secs() / 86_400
+        ));
+    }
+    Ok(ttl)
+}
+
+fn peer_address(text: &str) -> Result<String, String> {
+    let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty() && !host.contains('/')).map(|(_, port)| port);
+    match port.and_then(|port| port.parse::<u16>().ok()) {
+        Some(_) => Ok(text.to_owned()),
+        None => {
+            Err("write HOST:PORT of a member's peer listener, as `towline cluster join-token` prints it".to_owned())
+        }
     }
 }
 

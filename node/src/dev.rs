@@ -57,6 +57,11 @@ pub async fn run(args: DevArgs, mut console: Console) -> Result<(), DemoError> {
             let spec = MeshSpec { cluster: CLUSTER, folder: &folder, program: &program, model: &args.model };
             write_configs(&home, &nodes, &spec)?;
             console.say(format!("made {}", home.display()));
+            if args.model.is_scripted() {
+                console.say(
+                    "the agents' model is scripted: rules, no AI, no network (a real one: --model, for a new --home)",
+                );
+            }
             nodes
         }
     };
@@ -120,6 +125,13 @@ fn introduce(cluster: &RunningCluster, console: &mut Console) {
     }
     let urls: Vec<String> = cluster.nodes().iter().map(|node| node.plan.url()).collect();
     let [a, b, c] = urls.as_slice() else { return };
+    let usual = format!("http://{}", SocketAddr::from((Ipv4Addr::LOCALHOST, USUAL_PORTS[0].0)));
+    if *a != usual {
+        console.say("");
+        console
+            .say(format!("port {} was taken: commands without --server ask what listens there; set", USUAL_PORTS[0].0));
+        console.say(format!("  export TOWLINE_SERVER={}", urls.join(",")));
+    }
     console.say("");
     console.say("try, in another terminal:");
     console.say(format!("  towline --server {a} cluster status"));
@@ -131,7 +143,7 @@ fn introduce(cluster: &RunningCluster, console: &mut Console) {
     console.say("Ctrl-C stops all three");
 }
 
-/// Waits for the end: of the person's patience, or of a node.
+/// Waits for the end: of the person's patience, or of the last node. One that ends alone is what a cluster is for.
 async fn serve(mut cluster: RunningCluster, console: &mut Console) -> Result<(), DemoError> {
     let mut look = tokio::time::interval(LOOK_EVERY);
     let mut stop = std::pin::pin!(interrupted());
@@ -139,8 +151,14 @@ async fn serve(mut cluster: RunningCluster, console: &mut Console) -> Result<(),
         tokio::select! {
             () = &mut stop => break Ok(()),
             _ = look.tick() => {
-                if let Some(error) = cluster.first_ended() {
-                    break Err(error);
+                let (ends, any_left) = cluster.newly_ended();
+                let mut ends = ends.into_iter().peekable();
+                while let Some(error) = ends.next() {
+                    if !any_left && ends.peek().is_none() {
+                        return Err(error);
+                    }
+                    console.say(error);
+                    console.say("the others go on; `towline node -c FILE` with the configuration of that node starts it again");
                 }
             }
         }

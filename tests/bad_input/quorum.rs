@@ -51,6 +51,9 @@ async fn without_a_quorum_every_request_is_answered_unavailable_in_time_and_noth
     }
     let status = run_cli(["cluster", "status", "--server", &url]).await;
     assert_eq!(status.code, 0, "the node still says how it stands: {status:?}");
+    assert!(status.stdout.contains("2 of 3 voters must be up and connected"), "{status:?}");
+    assert!(!status.stdout.contains("can lose"), "{status:?}");
+    assert_eq!(status.stdout.matches("was up").count(), 2, "nobody knows of the others: {status:?}");
 
     for id in cluster.nodes.iter().filter(|node| !node.is_alive()).map(|node| node.id).collect::<Vec<_>>() {
         cluster.node_mut(id).start(None);

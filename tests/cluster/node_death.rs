@@ -2,14 +2,14 @@
 //! killed, one on a node that lives, one that hung up before the kill and resumes after it. What they saw is compared with
 //! what every node reads from the log in the end.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use towline_tests::{
-    Answer, Cluster, FakeModel, Gate, Observer, Plan, Seen, concatenated_text, state_of, text_message,
-    text_of_artifacts,
+    Answer, Cluster, FakeModel, Gate, Observer, Plan, Seen, concatenated_text, eventually, run_cli, state_of,
+    text_message, text_of_artifacts,
 };
 
 const WORKER: &str =
@@ -57,6 +57,33 @@ async fn no_event_is_lost_or_doubled_when_a_plain_follower_dies() {
     let leader = stage.cluster.leader().await;
     let bystander = stage.cluster.another_than(&[leader]).id;
     stage.play(leader, bystander, Caller::ReadsElsewhere).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_waits_for_the_end_gets_it_from_another_node() {
+    let mut stage = Stage::set().await;
+    let victim = stage.cluster.another_than(&[stage.cluster.leader().await]).id;
+    let living = stage.cluster.another_than(&[victim]).id;
+    let servers = [victim, living].map(|node| stage.cluster.node(node).url.clone()).join(",");
+
+    let sent = {
+        let servers = servers.clone();
+        tokio::spawn(async move { run_cli(["send", "worker", "speak", "--wait", "--server", &servers]).await })
+    };
+    let task = eventually("the task to be there", || async {
+        let list = stage.cluster.node(living).agent("worker").call("ListTasks", json!({})).await.unwrap();
+        list["tasks"][0]["id"].as_str().map(str::to_owned)
+    })
+    .await;
+    Observer::subscribe(stage.cluster.node(living).agent("worker").endpoint(), &task, Some(0)).saw(3).await;
+    stage.cluster.kill(victim).await;
+    stage.half_way.open();
+
+    let sent = sent.await.unwrap();
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert!(sent.stdout.contains("one two three four five six seven eight"), "{sent:?}");
+    let got = run_cli(["task", "get", &task, "--server", &servers]).await;
+    assert_eq!(got.code, 0, "a dead server is passed over: {got:?}");
 }
 
 /// A cluster, and a model that stops half-way until the kill is done. Asked again by an adopter, it says the whole.

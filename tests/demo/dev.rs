@@ -19,6 +19,11 @@ async fn dev_says_where_its_nodes_are_ctrl_c_stops_all_three_and_its_data_is_kep
     let sent = run_cli(["send", "surveyor", "Survey the first 5 text files.", "--wait", "--server", &urls[1]]).await;
     assert_eq!(sent.code, 0, "{sent:?}");
     assert!(sent.stdout.contains("| a.txt | 2 | 3 | 14 |"), "{sent:?}");
+    kill_one(&dev);
+    wait_for_line(&mut said, "the others go on").await;
+    let servers = urls.join(",");
+    let list = run_cli(["task", "list", "-o", "json", "--server", &servers]).await.json();
+    assert!(!list["tasks"].as_array().unwrap().is_empty(), "the others answer: {list}");
     interrupt(&mut dev).await;
     for url in &urls {
         let asked = http_client().get(format!("{url}/livez")).send().await;
@@ -51,6 +56,28 @@ async fn three_urls(said: &mut Lines<BufReader<ChildStdout>>) -> Vec<String> {
         }
     }
     urls
+}
+
+/// Kills the first of the nodes.
+fn kill_one(dev: &Child) {
+    let dev = dev.id().expect("it runs");
+    let children = std::fs::read_to_string(format!("/proc/{dev}/task/{dev}/children")).unwrap();
+    let children = children.split_whitespace().map(|pid| pid.parse::<i32>().unwrap());
+    let first = children.min().expect("nodes are its children");
+    let pid = rustix::process::Pid::from_raw(first).expect("a process id is positive");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+async fn wait_for_line(said: &mut Lines<BufReader<ChildStdout>>, part: &str) {
+    let found = async {
+        while let Some(line) = said.next_line().await.unwrap() {
+            if line.contains(part) {
+                return;
+            }
+        }
+        panic!("it ended without saying {part:?}");
+    };
+    tokio::time::timeout(LIMIT, found).await.expect("it is said");
 }
 
 async fn interrupt(dev: &mut Child) {

@@ -619,7 +619,7 @@ enum Beat {
 
 /// Whom to ask after nobody could answer for a while; every second time, since the leader that is known may answer again.
 fn other_to_ask(cluster: &ClusterHandle, unanswered: u32) -> Option<NodeId> {
-    if unanswered < ASK_OTHERS_AFTER || unanswered % 2 == 0 {
+    if unanswered < ASK_OTHERS_AFTER || unanswered.is_multiple_of(2) {
         return None;
     }
     any_other(cluster, unanswered / 2)

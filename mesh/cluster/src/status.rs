@@ -32,6 +32,10 @@ pub struct ClusterStatus {
     pub committed: u64,
     /// Log index up to which this node has applied entries.
     pub applied: u64,
+    /// Whether a leader with a majority has answered this node within the last second. If not, all else here is as it was
+    /// when one did.
+    #[serde(default)]
+    pub in_touch: bool,
     /// How many voters there are and how many can be lost, in words.
     pub quorum: String,
     /// What else could be lost, and what is under way, in words.
@@ -141,12 +145,14 @@ pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
     });
     // A worker hears of what is committed from the leader.
     let told = cluster.leadership().routes().map_or(0, |routes| routes.leader_applied());
+    let in_touch = cluster.own_session().may_act();
     ClusterStatus {
+        in_touch,
         cluster: cluster.cluster_name(),
         node: cluster.node_id(),
         leader: metrics.current_leader.map(NodeId),
         term: metrics.current_term,
-        quorum: quorums.words(&members),
+        quorum: if in_touch { quorums.words(&members) } else { quorums.words_out_of_touch() },
         notes: notes(cluster, &members, &quorums),
         members,
         committed: metrics.cluster_committed.map_or(0, |log_id| log_id.index).max(told),
@@ -208,6 +214,19 @@ impl Quorums {
         let Some(weakest) = weakest else { return "no voters are known yet".to_owned() };
         let changes = if self.0.len() > 1 { ", while the membership changes" } else { "" };
         format!("{weakest}{changes}")
+    }
+
+    /// What is known where no leader answers: which nodes have to be up again, and nothing of who is.
+    fn words_out_of_touch(&self) -> String {
+        let Some(voters) = self.0.first() else { return "no voters are known yet".to_owned() };
+        let ids: Vec<String> = voters.iter().map(u64::to_string).collect();
+        let quorum = voters.len() / 2 + 1;
+        format!(
+            "no leader with a majority answers this node: {quorum} of {} voters must be up and connected (nodes {}); \
+             until then nothing is accepted, and what follows is as it was before",
+            voters.len(),
+            ids.join(", ")
+        )
     }
 
     /// Whether there is a quorum without this node.
@@ -372,6 +391,7 @@ mod tests {
         assert_eq!(words(&three, &[3]), "3 voters, quorum 2, only 1 up");
         assert_eq!(words(&quorums(&[&[1]], &[&[1]]), &[1]), "1 voter, quorum 1, can lose 0 more");
         assert_eq!(words(&Quorums(Vec::new()), &[]), "no voters are known yet");
+        assert!(three.words_out_of_touch().contains("2 of 3 voters must be up and connected (nodes 1, 2, 3)"));
     }
 
     #[test]

@@ -291,9 +291,7 @@ pub enum Rejection {
         node: NodeId,
     },
     /// Without the node there would be no majority of live voters.
-    #[error(
-        "without node {node} only {up} of {voters} voters would be up, and {quorum} are needed: bring voters up or add some first"
-    )]
+    #[error("{}", without_voter(*node, *up, *voters, *quorum))]
     QuorumNeeds {
         /// The node.
         node: NodeId,
@@ -437,4 +435,13 @@ fn list(names: &[AgentName]) -> String {
         return "none".to_owned();
     }
     names.iter().map(AgentName::as_str).collect::<Vec<_>>().join(", ")
+}
+
+fn without_voter(node: NodeId, up: usize, voters: usize, quorum: usize) -> String {
+    if voters == 0 {
+        return format!("node {node} is the last voter: join or promote another first");
+    }
+    format!(
+        "without node {node} only {up} of {voters} voters would be up, and {quorum} are needed: bring voters up or add some first"
+    )
 }

@@ -16,7 +16,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const IS_IT_RUNNING: &str = "is a node running there? start one with `towline dev` or `towline node -c FILE`, or name \
     another with --server URL or TOWLINE_SERVER";
 
-/// Talks to the nodes that `--server` names.
+/// Talks to the nodes that `--server` names: to the first that is reached.
 pub(crate) struct Client {
     http: reqwest::Client,
     servers: Vec<String>,
@@ -39,7 +39,7 @@ impl Client {
         &self.servers[0]
     }
 
-    /// A2A at the mesh's own endpoint: for tasks of any agent.
+    /// A2A at the mesh's own endpoint on the first node.
     pub(crate) fn mesh(&self) -> A2aClient {
         A2aClient::new(self.http.clone(), format!("{}/", self.server()))
     }
@@ -52,7 +52,7 @@ impl Client {
         self.at_each(|server| format!("{server}/agents/{agent}"))
     }
 
-    /// A2A at the mesh's own endpoint on each of the nodes.
+    /// A2A at the mesh's own endpoint on each of the nodes: for tasks of any agent.
     pub(crate) fn meshes(&self) -> Vec<A2aClient> {
         self.at_each(|server| format!("{server}/"))
     }
@@ -63,75 +63,106 @@ impl Client {
 
     /// Reads from the operator API.
     pub(crate) async fn get(&self, path: &str) -> Result<Value, CliError> {
-        self.ask(self.http.get(format!("{}{path}", self.server()))).await
+        self.ask(|server| self.http.get(format!("{server}{path}"))).await
     }
 
     /// Reads what may be large from the operator API. The answer may take as long as it goes on.
     pub(crate) async fn download(&self, path: &str) -> Result<reqwest::Response, CliError> {
-        let sent = self.http.get(format!("{}{path}", self.server())).send();
-        let timeout = || CliError::Timeout(self.no_answer());
-        let answer = tokio::time::timeout(CALL_TIMEOUT, sent).await.map_err(|_| timeout())?;
-        let answer = answer.map_err(|error| self.transport(&error))?;
+        let sent = self.reach(|server| self.http.get(format!("{server}{path}")));
+        let timeout = || CliError::Timeout(no_answer(self.server()));
+        let (server, answer) = tokio::time::timeout(CALL_TIMEOUT, sent).await.map_err(|_| timeout())??;
         if answer.status().is_success() {
             return Ok(answer);
         }
         let status = answer.status().as_u16();
-        let body = answer.bytes().await.map_err(|error| self.transport(&error))?;
-        Err(self.refused(status, serde_json::from_slice(&body).ok().as_ref()))
+        let body = answer.bytes().await.map_err(|error| transport(server, &error))?;
+        Err(refused(server, status, serde_json::from_slice(&body).ok().as_ref()))
     }
 
     /// Uploads a file; the URL under which a message may name it. It may take as long as it goes on.
     pub(crate) async fn upload(&self, file: tokio::fs::File) -> Result<String, CliError> {
-        let sent = self.http.post(format!("{}/blobs", self.server())).body(file).send().await;
-        let answer = sent.map_err(|error| self.transport(&error))?;
+        let server = self.server();
+        let sent = self.http.post(format!("{server}/blobs")).body(file).send().await;
+        let answer = sent.map_err(|error| transport(server, &error))?;
         let status = answer.status().as_u16();
-        let body = answer.bytes().await.map_err(|error| self.transport(&error))?;
+        let body = answer.bytes().await.map_err(|error| transport(server, &error))?;
         let told: Option<Value> = serde_json::from_slice(&body).ok();
         let url = told.as_ref().and_then(|told| told["url"].as_str()).filter(|_| status == 201);
-        url.map(str::to_owned).ok_or_else(|| self.refused(status, told.as_ref()))
+        url.map(str::to_owned).ok_or_else(|| refused(server, status, told.as_ref()))
     }
 
     /// Asks the operator API for a change.
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Value, CliError> {
-        self.ask(self.http.post(format!("{}{path}", self.server())).json(body)).await
+        self.ask(|server| self.http.post(format!("{server}{path}")).json(body)).await
     }
 
     /// Asks the operator API to take something away.
     pub(crate) async fn delete(&self, path: &str) -> Result<Value, CliError> {
-        self.ask(self.http.delete(format!("{}{path}", self.server()))).await
+        self.ask(|server| self.http.delete(format!("{server}{path}"))).await
     }
 
-    async fn ask(&self, request: reqwest::RequestBuilder) -> Result<Value, CliError> {
-        let answer = request.timeout(CALL_TIMEOUT).send().await.map_err(|error| self.transport(&error))?;
+    /// The answer of the first node that is reached, and which that is.
+    async fn reach(
+        &self,
+        request: impl Fn(&str) -> reqwest::RequestBuilder,
+    ) -> Result<(&str, reqwest::Response), CliError> {
+        let mut not_reached = Vec::new();
+        for server in &self.servers {
+            match request(server).send().await {
+                Err(error) if error.is_connect() => not_reached.push(server.as_str()),
+                Err(error) => return Err(transport(server, &error)),
+                Ok(answer) => return Ok((server, answer)),
+            }
+        }
+        Err(CliError::Unreachable(format!("connect to {}: {IS_IT_RUNNING}", not_reached.join(", "))))
+    }
+
+    async fn ask(&self, request: impl Fn(&str) -> reqwest::RequestBuilder) -> Result<Value, CliError> {
+        let (server, answer) = self.reach(|server| request(server).timeout(CALL_TIMEOUT)).await?;
         let status = answer.status().as_u16();
-        let body = answer.bytes().await.map_err(|error| self.transport(&error))?;
+        let body = answer.bytes().await.map_err(|error| transport(server, &error))?;
         let value: Option<Value> = serde_json::from_slice(&body).ok();
         if (200..300).contains(&status) {
-            return value.ok_or_else(|| CliError::Other(format!("{} does not answer with JSON", self.server())));
+            return value.ok_or_else(|| CliError::Other(format!("{server} does not answer with JSON")));
         }
-        Err(self.refused(status, value.as_ref()))
+        Err(refused(server, status, value.as_ref()))
     }
+}
 
-    fn refused(&self, status: u16, answer: Option<&Value>) -> CliError {
-        let said = answer.and_then(|value| value.pointer("/error/message")).and_then(Value::as_str);
-        let text = said.map_or_else(|| format!("{} answers HTTP {status}", self.server()), str::to_owned);
-        match status {
-            401 | 403 => CliError::Auth(text),
-            503 => CliError::Unavailable(text),
-            _ => CliError::Other(text),
+/// Asks one endpoint after the other until one is reached.
+pub(crate) async fn first_reached<T>(
+    endpoints: &[A2aClient],
+    ask: impl AsyncFn(&A2aClient) -> Result<T, ClientError>,
+) -> Result<T, CliError> {
+    let mut endpoints = endpoints.iter().peekable();
+    while let Some(endpoint) = endpoints.next() {
+        match ask(endpoint).await {
+            Err(ClientError::Unreachable { .. }) if endpoints.peek().is_some() => {}
+            answer => return answer.map_err(|error| call_failed(&error)),
         }
     }
+    Err(CliError::Usage("name a node with --server URL".to_owned()))
+}
 
-    fn no_answer(&self) -> String {
-        format!("no answer from {} within {} s", self.server(), CALL_TIMEOUT.as_secs())
+fn refused(server: &str, status: u16, answer: Option<&Value>) -> CliError {
+    let said = answer.and_then(|value| value.pointer("/error/message")).and_then(Value::as_str);
+    let text = said.map_or_else(|| format!("{server} answers HTTP {status}"), str::to_owned);
+    match status {
+        401 | 403 => CliError::Auth(text),
+        503 => CliError::Unavailable(text),
+        _ => CliError::Other(text),
     }
+}
 
-    fn transport(&self, error: &reqwest::Error) -> CliError {
-        if error.is_timeout() && !error.is_connect() {
-            return CliError::Timeout(self.no_answer());
-        }
-        CliError::Unreachable(format!("connect to {}: {IS_IT_RUNNING}", self.server()))
+fn no_answer(server: &str) -> String {
+    format!("no answer from {server} within {} s", CALL_TIMEOUT.as_secs())
+}
+
+fn transport(server: &str, error: &reqwest::Error) -> CliError {
+    if error.is_timeout() && !error.is_connect() {
+        return CliError::Timeout(no_answer(server));
     }
+    CliError::Unreachable(format!("connect to {server}: {IS_IT_RUNNING}"))
 }
 
 fn server_url(text: &str) -> Result<String, CliError> {

@@ -66,7 +66,11 @@ async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
         return Ok(output.json(&answer)?);
     }
     let status: ClusterStatus = serde_json::from_value(answer).map_err(CliError::other)?;
-    let leader = status.leader.map_or_else(|| "none".to_owned(), |id| id.to_string());
+    let leader = match status.leader {
+        Some(leader) if status.in_touch => leader.to_string(),
+        Some(leader) => format!("{leader}, which does not answer"),
+        None => "none".to_owned(),
+    };
     output.line(format!("cluster  {} (term {}, leader {leader})", status.cluster, status.term))?;
     output.line(format!("quorum   {}", status.quorum))?;
     for note in &status.notes {
@@ -120,6 +124,7 @@ fn row(status: &ClusterStatus, member: &MemberStatus) -> Vec<String> {
     };
     let health = match member.health {
         _ if member.fenced => "fenced",
+        NodeHealth::Up if !status.in_touch && member.id != status.node => "was up",
         NodeHealth::Enrolled => "enrolled",
         NodeHealth::Up => "up",
         NodeHealth::Lost => "lost",

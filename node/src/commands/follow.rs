@@ -7,7 +7,10 @@ use serde_json::Value;
 use towline_a2a::{A2aClient, ClientError, EventStream, StreamEvent, StreamItem};
 use towline_core::{Content, Part, TaskState, TraceContext};
 
-use super::{client::call_failed, state_word};
+use super::{
+    client::{call_failed, first_reached},
+    state_word, task,
+};
 use crate::{error::CliError, output::Output};
 
 /// Tries in a row that bring no event before a broken stream is given up: with the pauses some 20 s, more than an
@@ -25,18 +28,26 @@ pub(crate) struct Follow<'a> {
     pub task: Option<String>,
     /// The last event that was seen.
     pub last: Option<u64>,
+    /// Whether events are shown as they come, or the task as it ends.
+    pub shows_events: bool,
+    /// The agent, for the sentence that says how to answer it.
+    pub agent: Option<String>,
 }
 
-impl Follow<'_> {
+impl<'a> Follow<'a> {
+    pub(crate) fn new(endpoints: &'a [A2aClient], trace: Option<TraceContext>) -> Self {
+        Self { endpoints, trace, task: None, last: None, shows_events: true, agent: None }
+    }
+
     /// Shows `first` until the task ends or asks, and what follows when it breaks; `again` opens it anew while the task is
     /// not known. A stream that cannot be opened at all, at none of the endpoints, is an error at once.
     pub(crate) async fn until_the_end(
-        mut self,
+        &mut self,
         first: Result<EventStream, ClientError>,
         mut again: impl AsyncFnMut(&A2aClient) -> Result<EventStream, ClientError>,
         output: &mut Output,
     ) -> Result<(), CliError> {
-        let mut view = View::default();
+        let mut view = View { agent: self.agent.clone(), ..View::default() };
         let mut stream = first;
         let (mut tries, mut was_open) = (0_u32, false);
         loop {
@@ -46,7 +57,8 @@ impl Follow<'_> {
                     let (end, progress) = self.show(&mut events, &mut view, output).await?;
                     tries = if progress { 0 } else { tries };
                     match end {
-                        End::Done => return Ok(view.close(output)?),
+                        End::Done(message) if !self.shows_events => return self.show_end(message, output).await,
+                        End::Done(_) => return Ok(view.close(output)?),
                         End::Broke(error) => Some(error),
                         End::Closed => None,
                     }
@@ -106,12 +118,26 @@ impl Follow<'_> {
             }
             progress = true;
             self.note(&item);
-            view.show(&item, output)?;
+            if self.shows_events {
+                view.show(&item, output)?;
+            }
             if is_last(&item.event) {
-                return Ok((End::Done, progress));
+                let message = matches!(item.event, StreamEvent::Message(_)).then_some(item);
+                return Ok((End::Done(message.map(Box::new)), progress));
             }
         }
         Ok((End::Closed, progress))
+    }
+
+    /// Shows the task as it ended, or the message that came instead of one.
+    async fn show_end(&self, message: Option<Box<StreamItem>>, output: &mut Output) -> Result<(), CliError> {
+        if let Some(message) = message {
+            return View::default().show(&message, output);
+        }
+        let id = self.task.as_deref().unwrap_or_default();
+        let trace = self.trace.as_ref();
+        let ended = first_reached(self.endpoints, async |endpoint| endpoint.get_task(id, None, trace).await).await?;
+        if output.is_json() { Ok(output.json(&ended.raw)?) } else { task::show_result(&ended, output) }
     }
 
     fn was_seen(&self, item: &StreamItem) -> bool {
@@ -130,8 +156,8 @@ impl Follow<'_> {
 
 /// Why a stream ended.
 enum End {
-    /// The task ended or asked.
-    Done,
+    /// The task ended or asked, or a message came instead of a task.
+    Done(Option<Box<StreamItem>>),
     /// The server closed it before that, as a node does that stops.
     Closed,
     Broke(ClientError),
@@ -153,6 +179,7 @@ struct View {
     /// Whether the last thing on standard output ended its line.
     open_line: bool,
     current: Option<String>,
+    agent: Option<String>,
 }
 
 impl View {
@@ -203,7 +230,8 @@ impl View {
         let text = text.map_or_else(String::new, |text| format!(": {text}"));
         output.note(format!("task {task} {}{text}", state_word(state)));
         if state.is_interrupted() {
-            output.note(format!("answer with: towline send AGENT --task-id {task} \"…\""));
+            let agent = self.agent.as_deref().unwrap_or("AGENT");
+            output.note(format!("answer with: towline send {agent} --task-id {task} \"…\""));
         }
         Ok(())
     }

@@ -48,7 +48,8 @@ pub(crate) fn restore(saved: &Path, args: &InitArgs, output: &mut Output) -> Res
         return Ok(output.json(&json!({ "identity": identity, "snapshot": summary }))?);
     }
     output.note(format!(
-        "{} tasks of cluster {} (up to entry {}) are in the new cluster; those that ran go on when it starts",
+        "{} tasks of cluster {} (up to entry {}) are in the new cluster; those that ran go on when a node starts whose \
+         configuration declares their agents",
         summary.tasks, summary.cluster_name, summary.index
     ));
     tell(&identity, &config, &file, output)
@@ -61,6 +62,8 @@ fn not_restored(file: &Path, error: &ArchiveError) -> CliError {
 /// The configuration of the first node; its file is made if it is not there.
 fn prepare(args: &InitArgs, output: &mut Output) -> Result<(PathBuf, NodeConfig), CliError> {
     let file = args.dir.join(&args.config);
+    // Before anything is made.
+    config::cluster_name(&args.name).map_err(|reason| CliError::Usage(format!("--name {:?}: {reason}", args.name)))?;
     if !file.exists() {
         write_sample(&file, &args.name)?;
         output.note(format!("wrote {}", file.display()));

@@ -18,6 +18,14 @@ pub(crate) fn run(args: NodeArgs, output: &mut Output) -> Result<(), CliError> {
             output.note(format!("model {name} is scripted: it answers by rules and is no AI"));
         }
     }
-    let join = args.join.zip(args.token);
+    let join = match (args.join, args.token) {
+        (Some(address), Some(token)) => Some((address, token)),
+        (Some(_), None) => {
+            let text =
+                "--join needs a token: make one with `towline cluster join-token` on a member, and set TOWLINE_TOKEN";
+            return Err(CliError::Usage(text.to_owned()));
+        }
+        (None, _) => None,
+    };
     startup::run(config, StartOptions { join, exit_with_stdin: args.exit_with_stdin })
 }

@@ -2,12 +2,12 @@
 
 use std::{io::Read, path::Path, time::Duration};
 
-use towline_a2a::{SendOptions, SendReply};
+use towline_a2a::{A2aClient, SendOptions, SendReply};
 use towline_core::{Content, Message, MessageId, Part, Role, TaskId, limits::MAX_CONTENT_BYTES};
 use towline_trace::{Kind, Settings, Span, names};
 
 use super::{
-    client::{Client, call_failed},
+    client::{Client, first_reached},
     follow::Follow,
     task,
 };
@@ -18,15 +18,10 @@ const MAX_SENT_BYTES: u64 = 2 * 1024 * 1024 + 512 * 1024;
 
 pub(crate) async fn run(args: SendArgs, client: &Client, output: &mut Output) -> Result<(), CliError> {
     let message = message(&args, client).await?;
-    let limit = args.timeout;
     let _tracing = trace_this_process();
     let mut span = Span::root(names::span::CLI_SEND, Kind::Internal);
     span.set(names::CLI_COMMAND, format!("send {}", args.agent));
-    let sent = send(&args, message, client, &span, output);
-    let result = match limit {
-        Some(limit) => tokio::time::timeout(limit, sent).await.unwrap_or_else(|_| Err(too_long(limit))),
-        None => sent.await,
-    };
+    let result = send(&args, message, client, &span, output).await;
     if let Err(error) = &result {
         span.fail("cli", &error.to_string());
     }
@@ -41,7 +36,8 @@ async fn send(
     output: &mut Output,
 ) -> Result<(), CliError> {
     let endpoints = client.agent(&args.agent);
-    let streams = args.stream || (!args.asynchronous && !args.wait && output.is_terminal());
+    // Who waits for the end reads the stream as well: it names the task at once, and goes on at another node.
+    let streams = !args.asynchronous;
     let method = if streams { names::span::SEND_STREAMING_MESSAGE } else { names::span::SEND_MESSAGE };
     let mut call = Span::child(method, Kind::Client, &span.context());
     call.set(names::A2A_METHOD_NAME, method);
@@ -55,16 +51,27 @@ async fn send(
         timeout: args.timeout,
         ..SendOptions::default()
     };
-    if !streams {
-        let reply = endpoints[0].send(&message, options, trace.as_ref()).await;
-        return show_reply(reply.map_err(|error| call_failed(&error))?, args.asynchronous, output);
-    }
-    let first = endpoints[0].stream(&message, options.clone(), trace.as_ref()).await;
-    let follow = Follow { endpoints: &endpoints, trace, task: None, last: None };
     // The same message again is safe: its id makes it one task.
-    let again =
-        async |endpoint: &towline_a2a::A2aClient| endpoint.stream(&message, options.clone(), trace.as_ref()).await;
-    follow.until_the_end(first, again, output).await
+    let unary = async |endpoint: &A2aClient| endpoint.send(&message, options.clone(), trace.as_ref()).await;
+    let again = async |endpoint: &A2aClient| endpoint.stream(&message, options.clone(), trace.as_ref()).await;
+    if !streams {
+        return show_reply(first_reached(&endpoints, unary).await?, true, output);
+    }
+    let mut follow = Follow::new(&endpoints, trace);
+    follow.shows_events = args.stream || (!args.wait && output.is_terminal());
+    follow.agent = Some(args.agent.clone());
+    let limit = args.timeout;
+    let followed = async {
+        let first = again(&endpoints[0]).await;
+        if matches!(&first, Err(error) if error.is_unsupported()) {
+            return show_reply(first_reached(&endpoints, unary).await?, false, output);
+        }
+        follow.until_the_end(first, again, output).await
+    };
+    match limit {
+        Some(limit) => tokio::time::timeout(limit, followed).await.unwrap_or_else(|_| Err(too_long(limit, &follow))),
+        None => followed.await,
+    }
 }
 
 fn show_reply(reply: SendReply, asynchronous: bool, output: &mut Output) -> Result<(), CliError> {
@@ -80,8 +87,12 @@ fn show_reply(reply: SendReply, asynchronous: bool, output: &mut Output) -> Resu
     }
 }
 
-fn too_long(limit: Duration) -> CliError {
-    CliError::Timeout(format!("no end within {limit:?}: the task goes on; find it with `towline task list`"))
+fn too_long(limit: Duration, follow: &Follow<'_>) -> CliError {
+    let how = follow.task.as_ref().map_or_else(
+        || "if it was accepted it goes on; find it with `towline task list`".to_owned(),
+        |task| format!("task {task} goes on; follow it with `towline task subscribe {task}`"),
+    );
+    CliError::Timeout(format!("no end within {limit:?}: {how}"))
 }
 
 /// The command line is the root of the trace; its spans go to a collector if the environment names one.

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
+    os::unix::fs::OpenOptionsExt as _,
     path::Path,
     time::Duration,
 };
@@ -48,7 +49,9 @@ pub(crate) async fn save(file: &Path, client: &Client, output: &mut Output) -> R
 
 async fn receive(mut answer: reqwest::Response, into: &Path, server: &str) -> Result<(), CliError> {
     let failed = |error: io::Error| not_saved(into, &error.to_string());
-    let mut file = File::create(into).map_err(failed)?;
+    // It holds all messages, so it is for its owner alone.
+    let mut file =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(into).map_err(failed)?;
     loop {
         let chunk = tokio::time::timeout(PAUSE, answer.chunk()).await;
         let chunk = chunk.map_err(|_| CliError::Timeout(format!("{server} stopped sending the snapshot")))?;

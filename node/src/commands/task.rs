@@ -6,7 +6,7 @@ use towline_a2a::{AGENT_KEY, ListQuery, RemoteTask};
 use towline_trace::SpanRecord;
 
 use super::{
-    client::{Client, call_failed},
+    client::{Client, first_reached},
     follow::{Follow, part_text},
     state_word,
 };
@@ -23,12 +23,12 @@ const MAX_CELL_CHARS: usize = 60;
 pub(crate) async fn run(command: TaskCommand, client: &Client, output: &mut Output) -> Result<(), CliError> {
     match command {
         TaskCommand::Get { id } => {
-            let task = client.mesh().get_task(&id, None, None).await.map_err(|error| call_failed(&error))?;
+            let task = first_reached(&client.meshes(), async |mesh| mesh.get_task(&id, None, None).await).await?;
             show(&task, output)?;
-            show_waits(&task, client, output).await
+            show_place(&task, client, output).await
         }
         TaskCommand::Cancel { id } => {
-            let task = client.mesh().cancel_task(&id, None).await.map_err(|error| call_failed(&error))?;
+            let task = first_reached(&client.meshes(), async |mesh| mesh.cancel_task(&id, None).await).await?;
             show(&task, output)
         }
         TaskCommand::Resolve(args) => resolve(args, client, output).await,
@@ -84,12 +84,15 @@ fn show(task: &RemoteTask, output: &mut Output) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Says what a task waits for that no node runs.
-async fn show_waits(task: &RemoteTask, client: &Client, output: &mut Output) -> Result<(), CliError> {
+/// Says which node runs a task, or what it waits for.
+async fn show_place(task: &RemoteTask, client: &Client, output: &mut Output) -> Result<(), CliError> {
     if output.is_json() || task.state.is_terminal() || task.state.is_interrupted() {
         return Ok(());
     }
     let record: Value = client.get(&format!("/api/v1/tasks/{}", task.id)).await?;
+    if let Some(node) = record.pointer("/lease/node") {
+        output.line(format!("runs on  node {node}"))?;
+    }
     match record["waits_for"].as_str() {
         Some(what) => Ok(output.line(format!("waits    for {what}"))?),
         None => Ok(()),
@@ -122,7 +125,7 @@ async fn list(args: TaskListArgs, client: &Client, output: &mut Output) -> Resul
         history_length: Some(1),
         include_artifacts: false,
     };
-    let page = client.mesh().list_tasks(&query, None).await.map_err(|error| call_failed(&error))?;
+    let page = first_reached(&client.meshes(), async |mesh| mesh.list_tasks(&query, None).await).await?;
     if output.is_json() {
         return Ok(output.json(&page.raw)?);
     }
@@ -138,7 +141,11 @@ async fn list(args: TaskListArgs, client: &Client, output: &mut Output) -> Resul
 fn row(task: &RemoteTask) -> Vec<String> {
     let updated = task.raw.pointer("/status/timestamp").and_then(Value::as_str).unwrap_or("-");
     let text = task.status_text.as_deref().unwrap_or_default();
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_CELL_CHARS).collect();
+    let mut text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if let Some((end, _)) = text.char_indices().nth(MAX_CELL_CHARS) {
+        text.truncate(end);
+        text.push('…');
+    }
     vec![task.id.clone(), agent_of(task).to_owned(), state_word(task.state).to_owned(), updated.to_owned(), text]
 }
 
@@ -149,10 +156,11 @@ async fn subscribe(id: &str, from: Option<u64>, client: &Client, output: &mut Ou
         && error.is_unsupported()
     {
         // There is nothing to follow: the task as it ended is the answer.
-        let task = endpoints[0].get_task(id, None, None).await.map_err(|error| call_failed(&error))?;
+        let task = first_reached(&endpoints, async |mesh| mesh.get_task(id, None, None).await).await?;
         return if output.is_json() { Ok(output.json_line(&task.raw)?) } else { show_result(&task, output) };
     }
-    let follow = Follow { endpoints: &endpoints, trace: None, task: Some(id.to_owned()), last: from };
+    let mut follow = Follow::new(&endpoints, None);
+    (follow.task, follow.last) = (Some(id.to_owned()), from);
     follow.until_the_end(first, async |endpoint| endpoint.subscribe(id, from, None).await, output).await
 }
 

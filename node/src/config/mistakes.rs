@@ -33,7 +33,7 @@ pub struct Mistake {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file could not be read.
-    #[error("read configuration {}: {source}; name another with -c FILE, or make one with `towline init`", path.display())]
+    #[error("read configuration {}: {source}; name another file, or make one with `towline init --name CLUSTER`", path.display())]
     Read {
         /// The file.
         path: PathBuf,

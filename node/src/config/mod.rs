@@ -149,6 +149,14 @@ fn read_cluster(root: &mut Section<'_>) -> (Option<String>, Duration) {
     (name, life.unwrap_or(CERTIFICATE_LIFE))
 }
 
+/// A name that a cluster may have.
+///
+/// # Errors
+/// What is wrong with another.
+pub fn cluster_name(text: &str) -> Result<String, String> {
+    values::plain_name(text).map_err(|error| error.to_string())
+}
+
 fn certificate_life(text: &str) -> Result<Duration, String> {
     let life = values::duration(text)?;
     if (SHORTEST_CERTIFICATE_LIFE..=LONGEST_CERTIFICATE_LIFE).contains(&life) {

@@ -234,6 +234,18 @@ impl RunningCluster {
         self.nodes.iter_mut().filter(|node| node.alive).find_map(|node| ended(&node.plan, &mut node.child))
     }
 
+    /// The nodes whose processes have ended by themselves since this was asked last, and whether any is left.
+    pub(crate) fn newly_ended(&mut self) -> (Vec<DemoError>, bool) {
+        let mut ends = Vec::new();
+        for node in self.nodes.iter_mut().filter(|node| node.alive) {
+            if let Some(error) = ended(&node.plan, &mut node.child) {
+                node.alive = false;
+                ends.push(error);
+            }
+        }
+        (ends, self.nodes.iter().any(|node| node.alive))
+    }
+
     /// Stops every node in good order, all at once; kills what does not stop in time, and names it.
     pub(crate) async fn stop(mut self) -> Vec<String> {
         for node in &mut self.nodes {

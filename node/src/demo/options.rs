@@ -98,6 +98,11 @@ impl FromStr for ModelChoice {
 }
 
 impl ModelArgs {
+    /// Whether rules answer and no AI.
+    pub(crate) fn is_scripted(&self) -> bool {
+        self.model == ModelChoice::Scripted
+    }
+
     /// Refuses what the nodes could not start with, before they start.
     pub(crate) fn check(&self) -> Result<(), DemoError> {
         match &self.model {
