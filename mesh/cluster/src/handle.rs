@@ -10,8 +10,8 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 use towline_core::{
-    AgentSpec, Applied, BootId, Command, Effect, Labels, NodeHealth, NodeId, NodeRole, Principal, Proposal, Rejection,
-    Reply, State, TaskId, TraceContext,
+    AgentSpec, Applied, BootId, Command, Effect, Labels, Level, NodeHealth, NodeId, NodeRole, Principal, Proposal,
+    Rejection, Reply, State, TaskId, TraceContext,
 };
 use towline_proto::v1;
 use towline_trace::{Kind, Span, SpanRecord, names};
@@ -457,6 +457,7 @@ impl ClusterHandle {
             capacity: registration.capacity,
             agents: registration.agents.clone(),
             labels: Some(registration.labels.clone()),
+            level: Level::KNOWN.number(),
         };
         self.propose(Proposal { by: Principal::Node(node), command }, None).await.map(|_| ())
     }
@@ -864,5 +865,6 @@ fn command_name(command: &Command) -> &'static str {
         Command::Upload { .. } => "Upload",
         Command::Note { .. } => "Note",
         Command::Archive { .. } => "Archive",
+        Command::Raise { .. } => "Raise",
     }
 }

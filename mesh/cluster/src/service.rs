@@ -272,7 +272,11 @@ fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
     }
     match &proposal.command {
         Command::NodeLost { node, .. } => *node == caller,
-        Command::Found { .. } | Command::AssignPending | Command::Sweep | Command::Archive { .. } => false,
+        Command::Found { .. }
+        | Command::AssignPending
+        | Command::Sweep
+        | Command::Archive { .. }
+        | Command::Raise { .. } => false,
         Command::Submit(_)
         | Command::Continue { .. }
         | Command::Cancel { .. }

@@ -404,6 +404,10 @@ async fn housekeeping(cluster: &ClusterHandle, done: &mut Done) {
     if assignable {
         own(leadership, Command::AssignPending).await;
     }
+    if let Some(level) = leadership.view().read(State::next_level) {
+        tracing::info!(level = level.number(), "every member knows this feature level: its rules count from here on");
+        own(leadership, Command::Raise { level }).await;
+    }
     if leadership.log().is_some_and(|log| log.has_room().is_err())
         && done.relieved.is_none_or(|at| at.elapsed() >= RELIEVE_EVERY)
     {

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, Labels, LateReport, Message, NodeAddresses,
+    AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, Labels, LateReport, Level, Message, NodeAddresses,
     NodeCertificate, NodeId, NodeRole, OwnerReport, Principal, Resolve, StepNo, Submission, TaskId, TaskState,
-    TraceContext, doubt::listed,
+    TraceContext, doubt::listed, node::is_zero,
 };
 
 mod questions;
@@ -83,6 +83,9 @@ pub enum Command {
         /// What its configuration calls it; none from an earlier version, which knows of no labels.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         labels: Option<Labels>,
+        /// Up to which [`crate::Level`] it knows the rules; 0 from a version that knows of none.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        level: u32,
     },
     /// The session of a node ended: proposed by the leader, or by the node itself when it stops in order.
     NodeLost {
@@ -146,6 +149,11 @@ pub enum Command {
     Archive {
         /// The tasks; those that have not ended, or are not here, stay as they are.
         tasks: Vec<TaskId>,
+    },
+    /// The rules of a level count from here on. Proposed by the leader once every member has said that it knows them.
+    Raise {
+        /// The level.
+        level: Level,
     },
 }
 

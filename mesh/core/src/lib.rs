@@ -24,6 +24,7 @@ mod event;
 mod ids;
 mod journal;
 mod lease;
+mod level;
 pub mod limits;
 #[doc(hidden)]
 pub mod mutants;
@@ -49,6 +50,7 @@ pub use journal::{
     Asked, Doubt, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage,
 };
 pub use lease::{Epoch, Lease, Stamp, Timestamp};
+pub use level::{Level, UnknownLevel};
 pub use node::{Draining, Labels, Node, NodeAddresses, NodeHealth};
 pub use note::Note;
 pub use principal::Principal;

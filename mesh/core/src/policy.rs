@@ -24,7 +24,8 @@ pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> 
         | Command::NodeLost { .. }
         | Command::AssignPending
         | Command::Sweep
-        | Command::Archive { .. } => matches!(by, Principal::Node(_)),
+        | Command::Archive { .. }
+        | Command::Raise { .. } => matches!(by, Principal::Node(_)),
     };
     if allowed { Ok(()) } else { Err(Rejection::NotAllowed { by: by.to_string() }) }
 }

@@ -8,9 +8,9 @@ use std::{
 
 use crate::{
     Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Epoch, EventKind,
-    JoinToken, Labels, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note,
-    Outcome, OwnerReport, OwnerWord, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task,
-    TaskId, TaskState, TaskStatus, Timestamp, Turn, VShard, limits,
+    JoinToken, Labels, Lease, Level, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole,
+    Note, Outcome, OwnerReport, OwnerWord, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission,
+    Task, TaskId, TaskState, TaskStatus, Timestamp, Turn, VShard, limits,
     mutants::{self, Mutant},
     note::Notes,
     policy, task,
@@ -22,14 +22,18 @@ mod doubt;
 mod enrolment;
 mod finished;
 mod members;
+mod remembered;
 mod room;
+mod stubs;
 mod waiting;
 
 use blobs::Named;
 use dedup::{Expiring, Sent};
-use finished::Archived;
-pub use finished::{Listing, Record, Row, Stub, TaskPage};
+pub use finished::{Listing, Record, Row, TaskPage};
+use remembered::Remembered;
 use room::OpenTasks;
+use stubs::Archived;
+pub use stubs::Stub;
 
 type TaskKey = (VShard, TaskId);
 
@@ -69,6 +73,12 @@ pub struct State {
     /// Terminal tasks whose records are in the archive.
     #[serde(default, skip_serializing_if = "Archived::is_empty")]
     archived: Archived,
+    /// Messages of archived tasks.
+    #[serde(default, skip_serializing_if = "Remembered::is_empty")]
+    remembered: Remembered,
+    /// The rules that count.
+    #[serde(default, skip_serializing_if = "Level::is_first")]
+    pub(crate) level: Level,
     #[serde(skip)]
     open: OpenTasks,
     last: Stamp,
@@ -123,8 +133,8 @@ impl State {
             }
             Command::MintToken { hash, role, ttl_ms } => self.mint(hash, role, ttl_ms, stamp),
             Command::Enrol(enrolment) => self.enrol(enrolment, stamp),
-            Command::NodeUp { node, boot, addresses, version, capacity, agents, labels } => {
-                let news = NodeNews { boot, addresses, version, capacity, labels };
+            Command::NodeUp { node, boot, addresses, version, capacity, agents, labels, level } => {
+                let news = NodeNews { boot, addresses, version, capacity, labels, level };
                 self.node_up(node, news, agents, stamp)
             }
             Command::NodeLost { node, boot } => Ok(self.node_lost(node, boot, stamp)),
@@ -140,6 +150,7 @@ impl State {
                 self.notes.put(key, Note { value, version }).map(|()| done(Vec::new()))
             }
             Command::Archive { tasks } => self.archive(&tasks),
+            Command::Raise { level } => self.raise(level),
         }
     }
 
@@ -287,7 +298,7 @@ impl State {
         if let Some(task) = self.sent_before(&by, &submission.message, Some(&submission.agent), stamp.at)? {
             return Ok(Applied { reply: Reply::Submitted { task, created: false }, effects: Vec::new() });
         }
-        check_message(&submission.message)?;
+        check_message(&submission.message, self.level)?;
         if !self.agents.contains_key(&submission.agent) {
             return Err(Rejection::UnknownAgent {
                 agent: submission.agent,
@@ -337,7 +348,7 @@ impl State {
         if let Some(task) = self.sent_before(by, &message, None, stamp.at)? {
             return Ok(Applied { reply: Reply::Continued { task }, effects: Vec::new() });
         }
-        check_message(&message)?;
+        check_message(&message, self.level)?;
         if message.context_id.as_ref().is_some_and(|context| *context != task.context) {
             return Err(Rejection::ContextMismatch { task: id });
         }
@@ -348,7 +359,7 @@ impl State {
         if !state.is_interrupted() {
             return Err(Rejection::TaskBusy { task: id, state });
         }
-        State::check_room_in(task, &message)?;
+        self.check_room_in(task, &message)?;
         let blobs = blobs::of_message(&message);
         self.check_blobs(by.owner(), Some(task), &blobs)?;
 
@@ -486,6 +497,7 @@ impl State {
         node.version = news.version;
         node.capacity = news.capacity;
         node.labels = news.labels;
+        node.level = news.level;
         node.health = NodeHealth::Up;
         node.declares = agents.iter().map(|agent| agent.name.clone()).collect();
 
@@ -762,6 +774,7 @@ struct NodeNews {
     version: String,
     capacity: u32,
     labels: Option<Labels>,
+    level: u32,
 }
 
 fn done(effects: Vec<Effect>) -> Applied {
@@ -777,7 +790,7 @@ fn token_is_over(token: &JoinToken, now: Timestamp) -> bool {
     now.0 > token.expires.0.saturating_add(KEPT_AFTER_EXPIRY_MS)
 }
 
-fn check_message(message: &Message) -> Result<(), Rejection> {
+fn check_message(message: &Message, level: Level) -> Result<(), Rejection> {
     let blank =
         message.parts.iter().all(|part| matches!(&part.content, crate::Content::Text(text) if text.trim().is_empty()));
     if blank {
@@ -792,7 +805,7 @@ fn check_message(message: &Message) -> Result<(), Rejection> {
             limit: limits::MAX_CONTENT_BYTES as u64,
         });
     }
-    if message.extra_size() > limits::MAX_METADATA_BYTES {
+    if level >= Level::BOUNDS && message.extra_size() > limits::MAX_METADATA_BYTES {
         let limit = limits::MAX_METADATA_BYTES as u64;
         return Err(Rejection::TooLarge { what: "metadata of the message in bytes".into(), limit });
     }
@@ -815,6 +828,7 @@ fn new_node(id: NodeId, name: String, role: NodeRole, addresses: NodeAddresses, 
         draining: None,
         certificate: None,
         labels: None,
+        level: 0,
     }
 }
 

@@ -14,6 +14,12 @@ const REWRITE: &str = "TOWLINE_WRITE_FIXTURES";
 /// Names a log that a failing property left behind.
 const REPLAY: &str = "TOWLINE_REPLAY";
 
+/// The kept log.
+const LOG: &str = "commands.jsonl";
+
+/// The one of a version that knew of no levels. Nothing writes it any more.
+const LOG_OF_LEVEL_0: &str = "commands-of-level-0.jsonl";
+
 /// An entry of the kept log, and what came of it when it was written.
 #[derive(Serialize, Deserialize)]
 struct Kept {
@@ -30,7 +36,7 @@ fn the_kept_log_gives_the_state_that_it_gave_when_it_was_written() {
         write_kept_log();
     }
     let mut state = State::default();
-    for (line, kept) in kept_log().into_iter().enumerate() {
+    for (line, kept) in kept_log(LOG).into_iter().enumerate() {
         let outcome = state.apply(kept.entry.proposal, kept.entry.stamp).map_err(|refused| refused.to_string());
         assert_eq!(outcome, kept.outcome, "line {}", line + 1);
         assert_eq!(digest(&state), kept.digest, "line {}: {REWRITE}=1 keeps a change made on purpose", line + 1);
@@ -39,9 +45,20 @@ fn the_kept_log_gives_the_state_that_it_gave_when_it_was_written() {
 }
 
 #[test]
+fn a_log_of_a_version_without_levels_gives_the_answers_that_it_gave() {
+    let mut state = State::default();
+    for (line, kept) in kept_log(LOG_OF_LEVEL_0).into_iter().enumerate() {
+        let outcome = state.apply(kept.entry.proposal, kept.entry.stamp).map_err(|refused| refused.to_string());
+        assert_eq!(outcome, kept.outcome, "line {}", line + 1);
+    }
+    assert_eq!(state.level(), Level::FIRST);
+    assert_eq!(decode(&encode(&state)), state);
+}
+
+#[test]
 fn a_restart_at_every_entry_of_the_kept_log_gives_the_same_state() {
     let mut state = State::default();
-    for kept in kept_log() {
+    for kept in kept_log(LOG) {
         state = decode(&encode(&state));
         let _refused_or_not = state.apply(kept.entry.proposal, kept.entry.stamp);
         assert_eq!(digest(&state), kept.digest);
@@ -50,7 +67,7 @@ fn a_restart_at_every_entry_of_the_kept_log_gives_the_same_state() {
 
 #[test]
 fn the_kept_log_shows_every_kind_of_command() {
-    let mut kinds: Vec<&str> = kept_log().iter().map(|kept| kind(&kept.entry.proposal.command)).collect();
+    let mut kinds: Vec<&str> = kept_log(LOG).iter().map(|kept| kind(&kept.entry.proposal.command)).collect();
     kinds.sort_unstable();
     kinds.dedup();
     assert_eq!(
@@ -68,6 +85,7 @@ fn the_kept_log_shows_every_kind_of_command() {
             "node_lost",
             "node_up",
             "note",
+            "raise",
             "remove_node",
             "report",
             "resolve",
@@ -96,13 +114,13 @@ fn a_log_that_a_failing_property_left_behind_can_be_stepped_through() {
     println!("{state:#?}");
 }
 
-fn kept_log() -> Vec<Kept> {
-    let text = fs::read_to_string(fixture()).unwrap();
+fn kept_log(name: &str) -> Vec<Kept> {
+    let text = fs::read_to_string(fixture(name)).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn fixture() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/commands.jsonl")
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
 fn digest(state: &State) -> String {
@@ -118,7 +136,7 @@ fn write_kept_log() {
         text += &serde_json::to_string(&kept).unwrap();
         text.push('\n');
     }
-    fs::write(fixture(), text).unwrap();
+    fs::write(fixture(LOG), text).unwrap();
 }
 
 /// A day on which all that can happen to a cluster happens once.
@@ -233,5 +251,6 @@ fn kind(command: &Command) -> &'static str {
         Command::Note { .. } => "note",
         Command::Upload { .. } => "upload",
         Command::Archive { .. } => "archive",
+        Command::Raise { .. } => "raise",
     }
 }

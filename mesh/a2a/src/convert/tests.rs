@@ -338,6 +338,7 @@ fn state_with_task(parts: Vec<Part>) -> (State, TaskId) {
                 capacity: 4,
                 agents: vec![spec],
                 labels: None,
+                level: 0,
             },
         ),
         (

@@ -202,6 +202,7 @@ impl World {
             capacity: 8,
             agents: vec![reader],
             labels: None,
+            level: 0,
         };
         world.apply(node, up);
         world

@@ -27,7 +27,8 @@ impl Command {
             | Command::Undrain { .. }
             | Command::AssignPending
             | Command::Sweep
-            | Command::Archive { .. } => false,
+            | Command::Archive { .. }
+            | Command::Raise { .. } => false,
         }
     }
 
@@ -54,7 +55,8 @@ impl Command {
             | Command::Sweep
             | Command::Archive { .. }
             | Command::Upload { .. }
-            | Command::Note { .. } => None,
+            | Command::Note { .. }
+            | Command::Raise { .. } => None,
         }
     }
 

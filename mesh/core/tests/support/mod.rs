@@ -24,7 +24,7 @@ pub struct Log {
 pub const MILLISECONDS_PER_ENTRY: u64 = 10;
 
 impl Log {
-    /// A cluster of nodes 1, 2, … that are up, each declares the agents `surveyor` (one replica) and `reader` (all).
+    /// A cluster at the highest level of nodes 1, 2, … that are up, each declares the agents `surveyor` (one replica) and `reader` (all).
     pub fn of_nodes(count: u64) -> Self {
         let mut log = Self { now: 1_000_000, ..Self::default() };
         log.node(
@@ -38,6 +38,7 @@ impl Log {
         for node in log.node_ids() {
             log.up(node, boot(node, 1)).unwrap();
         }
+        log.node(1, Command::Raise { level: Level::KNOWN }).unwrap();
         log
     }
 
@@ -259,6 +260,7 @@ pub fn node_up(node: u64, boot: BootId, capacity: u32) -> Command {
         capacity,
         agents: vec![spec("reader", Placement::EveryNode), spec("surveyor", Placement::Replicas(1))],
         labels: None,
+        level: Level::KNOWN.number(),
     }
 }
 

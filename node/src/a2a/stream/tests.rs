@@ -175,6 +175,7 @@ impl Running {
                 capacity: 4,
                 agents: vec![spec],
                 labels: None,
+                level: 0,
             },
         );
         let context: ContextId = "c".parse().unwrap();

@@ -418,6 +418,7 @@ fn node_up() -> Proposal {
         capacity: 8,
         agents: vec![reader],
         labels: None,
+        level: 0,
     };
     Proposal { by: Principal::Node(NodeId(1)), command }
 }
