@@ -33,8 +33,8 @@ pub const MAX_LEASED_PER_NODE: usize = 5_000;
 /// whole.
 pub const MAX_PAGE_BYTES: usize = 8 * 1024 * 1024;
 
-/// Terminal tasks kept for reading. The oldest go first; see [`TERMINAL_RETENTION_MS`]. Each costs every node some 130
-/// bytes of memory, 220 as long as its message is remembered, and its record on disk.
+/// Terminal tasks kept for reading. The oldest go first; see [`TERMINAL_RETENTION_MS`]. Each costs every node some 140
+/// bytes of memory, 240 as long as its message is remembered, and its record on disk.
 pub const MAX_TERMINAL_TASKS: usize = 1_000_000;
 
 /// Terminal tasks whose records are in memory: beyond it they go to the archive at once, as fast as entries take them.

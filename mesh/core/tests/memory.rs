@@ -9,7 +9,7 @@ use towline_core::*;
 /// Enough that what a process has beside them is little.
 const TASKS: u64 = 24_000;
 const SETTLED: u64 = 8_000;
-/// Stub, orders and message id: some 220 as they are counted, and what the allocator adds.
+/// Stub, orders and message: 200 as they are counted, some 240 with what the allocator adds.
 const MOST_BYTES_PER_TASK: u64 = 300;
 
 #[test]
