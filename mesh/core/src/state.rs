@@ -213,7 +213,7 @@ impl State {
 
     /// A task as a principal may see it: another's looks as if it did not exist.
     pub fn task_for(&self, by: &Principal, id: TaskId) -> Option<&Task> {
-        self.task(id).filter(|task| task.owner == *by.owner())
+        self.task(id).filter(|task| by.may_act_on(&task.owner))
     }
 
     /// The tasks whose lease a node holds.
@@ -284,7 +284,7 @@ impl State {
     }
 
     fn submit(&mut self, by: Principal, submission: Submission, stamp: Stamp) -> Result<Applied, Rejection> {
-        if let Some(task) = self.sent_before(&by, &submission.message, Some(&submission.agent), stamp.at)? {
+        if let Some(task) = self.sent_before(&by.owner(), &submission.message, Some(&submission.agent), stamp.at)? {
             return Ok(Applied { reply: Reply::Submitted { task, created: false }, effects: Vec::new() });
         }
         check_message(&submission.message)?;
@@ -305,7 +305,7 @@ impl State {
         }
         self.check_room(&by, &submission)?;
         let blobs = blobs::of_message(&submission.message);
-        self.check_blobs(by.owner(), None, &blobs)?;
+        self.check_blobs(&by.owner(), None, &blobs)?;
 
         let id = submission.task;
         let prefer = submission.prefer;
@@ -334,7 +334,7 @@ impl State {
         let Some(task) = self.task_for(by, id) else {
             return self.continue_ended(by, id, &message, stamp);
         };
-        if let Some(task) = self.sent_before(by, &message, None, stamp.at)? {
+        if let Some(task) = self.sent_before(&task.owner, &message, None, stamp.at)? {
             return Ok(Applied { reply: Reply::Continued { task }, effects: Vec::new() });
         }
         check_message(&message)?;
@@ -350,11 +350,11 @@ impl State {
         }
         State::check_room_in(task, &message)?;
         let blobs = blobs::of_message(&message);
-        self.check_blobs(by.owner(), Some(task), &blobs)?;
+        self.check_blobs(&task.owner, Some(task), &blobs)?;
 
         let mut task = task.clone();
         settle_questions(&mut task, &message, stamp.at)?;
-        self.remember(by.owner(), &message, &task);
+        self.remember(&task.owner, &message, &task);
         task.bytes += message.size();
         task.history.push(message);
         self.tasks.insert(key(id), Arc::new(task));
@@ -825,7 +825,7 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
         id,
         context,
         agent,
-        owner: by.owner().clone(),
+        owner: by.owner(),
         submitted_by: by,
         parent,
         hop,
