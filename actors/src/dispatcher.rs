@@ -178,7 +178,7 @@ impl DispatcherState {
                 self.agents.values().for_each(|agent| tell(agent, AgentMsg::Stop { task }));
             }
             Effect::PlacementChanged => self.reconcile().await,
-            Effect::Start { .. } | Effect::Stop { .. } | Effect::Changed { .. } => {}
+            Effect::Start { .. } | Effect::Stop { .. } | Effect::Changed { .. } | Effect::SessionsEnded => {}
         }
     }
 

@@ -300,7 +300,8 @@ impl From<Rejection> for WireError {
             | Rejection::NodeRemoved { .. }
             | Rejection::QuorumNeeds { .. }
             | Rejection::NotUp { .. }
-            | Rejection::AlreadyFounded { .. } => WireError::internal(message),
+            | Rejection::AlreadyFounded { .. }
+            | Rejection::SignIn(_) => WireError::internal(message),
         }
     }
 }

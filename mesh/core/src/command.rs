@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, Labels, LateReport, Message, NodeAddresses,
-    NodeCertificate, NodeId, NodeRole, OwnerReport, Principal, Resolve, StepNo, Submission, TaskId, TaskState,
-    TraceContext, doubt::listed,
+    NodeCertificate, NodeId, NodeRole, OwnerReport, Principal, Resolve, SignIn, SignInRejection, StepNo, Submission,
+    TaskId, TaskState, TraceContext, doubt::listed,
 };
 
 mod questions;
@@ -147,6 +147,8 @@ pub enum Command {
         /// The tasks; those that have not ended, or are not here, stay as they are.
         tasks: Vec<TaskId>,
     },
+    /// Who is signed in changes.
+    SignIn(Box<SignIn>),
 }
 
 /// What a command did.
@@ -430,6 +432,9 @@ pub enum Rejection {
         /// Its id.
         cluster: uuid::Uuid,
     },
+    /// A change of who is signed in.
+    #[error(transparent)]
+    SignIn(#[from] SignInRejection),
 }
 
 fn list(names: &[AgentName]) -> String {

@@ -28,4 +28,6 @@ pub enum Effect {
     },
     /// Some agent is placed on other nodes than before.
     PlacementChanged,
+    /// Sessions of people were revoked.
+    SessionsEnded,
 }

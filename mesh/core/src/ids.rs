@@ -166,6 +166,14 @@ text_id!(
     "may have ASCII letters, digits and signs only, and no space"
 );
 
+text_id!(
+    /// A session of somebody who signed in: `ds_…` of a device, `ls_…` of a launch. It names the session and opens nothing.
+    SessionId,
+    "session id",
+    name_char,
+    "may have letters, digits, '-' and '_' only"
+);
+
 /// A node. The log index of its enrolment, so it is never used twice; the first node is 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NodeId(pub u64);

@@ -31,6 +31,7 @@ mod node;
 mod note;
 mod policy;
 mod principal;
+mod sign_in;
 mod state;
 mod task;
 mod trace_context;
@@ -44,7 +45,7 @@ pub use doubt::{LateReport, LateResult, Resolution, Resolve, Verdict};
 pub use effect::Effect;
 pub use enrolment::{Enrolment, JoinToken, NodeCertificate, NodeKey, NodeRole};
 pub use event::{Event, EventKind};
-pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, PrincipalId, TaskId, VShard};
+pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, PrincipalId, SessionId, TaskId, VShard};
 pub use journal::{
     Asked, Doubt, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage,
 };
@@ -52,6 +53,10 @@ pub use lease::{Epoch, Lease, Stamp, Timestamp};
 pub use node::{Draining, Labels, Node, NodeAddresses, NodeHealth};
 pub use note::Note;
 pub use principal::{Principal, PrincipalRole};
+pub use sign_in::{
+    Approval, Approve, Decision, DeviceAsk, DeviceRequest, InvalidUserCode, Revoke, SecretHash, Session, SessionKind,
+    SignIn, SignInRejection, UserCode,
+};
 pub use state::{Founder, ListFilter, Listing, Record, Row, State, Stub, TaskPage};
 pub use task::{Adoption, OwnerReport, OwnerWord, ParentLink, Submission, Task, TaskState, TaskStatus, Turn};
 pub use trace_context::{InvalidTraceContext, TraceContext};

@@ -125,3 +125,27 @@ pub const MAX_LATE_RESULTS: usize = 16;
 
 /// Longest text that is kept of a late result, in characters: it is shown to a person.
 pub const MAX_LATE_RESULT_CHARS: usize = 2_000;
+
+/// Most sessions of people at the same time: every node holds them all, and a person has a few.
+pub const MAX_SESSIONS: usize = 4_096;
+
+/// Most sessions of one name: as many devices as a person has, with room for those that were forgotten.
+pub const MAX_SESSIONS_PER_NAME: usize = 64;
+
+/// Longest life of a session: 30 days, as for a certificate.
+pub const MAX_SESSION_MS: u64 = 30 * 24 * 3600 * 1000;
+
+/// Most requests of devices at the same time, decided ones too: strangers make them, and each is in the state of every node.
+pub const MAX_DEVICE_REQUESTS: usize = 256;
+
+/// Most requests of devices from one source that nobody has decided: one stranger does not fill the list that all share.
+pub const MAX_DEVICE_REQUESTS_PER_SOURCE: usize = 4;
+
+/// Longest life of a request of a device: whoever asks has an operator at hand.
+pub const MAX_DEVICE_REQUEST_MS: u64 = 15 * 60 * 1000;
+
+/// Longest name of a client, and of where it asks from, in bytes: an operator reads it.
+pub const MAX_CLIENT_NAME_BYTES: usize = 64;
+
+/// Names that were approved and are remembered as such; beyond it the one goes that was not approved for the longest time.
+pub const MAX_REMEMBERED_NAMES: usize = 16_384;

@@ -1,6 +1,6 @@
 //! Who may do what. Checked once, at the head of `State::apply`.
 
-use crate::{Command, Principal, PrincipalRole, Rejection};
+use crate::{Command, Principal, PrincipalRole, Rejection, SignIn};
 
 /// Refuses a command that `by` may not give, whatever the state.
 pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> {
@@ -17,6 +17,14 @@ pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> 
         | Command::Undrain { .. }
         | Command::Resolve(_)
         | Command::Note { .. } => by.is_operator(),
+        Command::SignIn(change) => match &**change {
+            SignIn::Approve(_) | SignIn::Deny { .. } => by.is_operator(),
+            // Somebody else than an operator ends its own sessions.
+            SignIn::Revoke(_) => by.is_operator() || matches!(by, Principal::Named { .. }),
+            SignIn::Ask(_) | SignIn::Redeem { .. } | SignIn::Launch { .. } | SignIn::Seen { .. } => {
+                matches!(by, Principal::Node(_))
+            }
+        },
         Command::NodeUp { node, .. } | Command::Certify { node, .. } => *by == Principal::Node(*node),
         Command::Report(_)
         | Command::Testify(_)

@@ -23,6 +23,7 @@ mod enrolment;
 mod finished;
 mod members;
 mod room;
+mod sign_in;
 mod waiting;
 
 use blobs::Named;
@@ -30,6 +31,7 @@ use dedup::{Expiring, Sent};
 use finished::Archived;
 pub use finished::{Listing, Record, Row, Stub, TaskPage};
 use room::OpenTasks;
+use sign_in::SignIns;
 
 type TaskKey = (VShard, TaskId);
 
@@ -69,6 +71,9 @@ pub struct State {
     /// Terminal tasks whose records are in the archive.
     #[serde(default, skip_serializing_if = "Archived::is_empty")]
     archived: Archived,
+    /// Who is signed in, and who asks to be.
+    #[serde(default, skip_serializing_if = "SignIns::is_empty")]
+    sign_ins: SignIns,
     #[serde(skip)]
     open: OpenTasks,
     last: Stamp,
@@ -140,6 +145,7 @@ impl State {
                 self.notes.put(key, Note { value, version }).map(|()| done(Vec::new()))
             }
             Command::Archive { tasks } => self.archive(&tasks),
+            Command::SignIn(change) => self.sign_in(&by, *change, stamp),
         }
     }
 
@@ -169,6 +175,7 @@ impl State {
         self.tokens.clear();
         self.removed.clear();
         self.agents.clear();
+        self.sign_ins.refound();
     }
 
     /// Position and time of the last command.
@@ -264,6 +271,7 @@ impl State {
             || self.oldest_ended().is_some_and(|(at, _)| now.0.saturating_sub(at.0) > limits::TERMINAL_RETENTION_MS)
             || self.has_expired_messages(now)
             || self.has_expired_uploads(now)
+            || self.sign_ins.has_over(now)
             || self.tokens.values().any(|token| token_is_over(token, now))
     }
 
@@ -541,6 +549,7 @@ impl State {
         }
         self.forget_messages(stamp.at);
         self.forget_uploads(stamp.at);
+        self.sign_ins.forget_over(stamp.at);
         self.tokens.retain(|_, token| !token_is_over(token, stamp.at));
         done(Vec::new())
     }

@@ -72,6 +72,7 @@ fn the_kept_log_shows_every_kind_of_command() {
             "report",
             "resolve",
             "set_role",
+            "sign_in",
             "submit",
             "sweep",
             "testify",
@@ -197,10 +198,34 @@ fn eventful_day() -> Log {
     log.operator(Command::Cancel { task: archived }).unwrap();
     log.archive(vec![archived]);
     log.operator(Command::Cancel { task: archived }).unwrap();
+    signed_in_and_out(&mut log);
     log
 }
 
 /// The node comes back as a learner.
+fn signed_in_and_out(log: &mut Log) {
+    let (device, token) = (SecretHash::of("device"), SecretHash::of("token"));
+    let (code, session): (UserCode, SessionId) = (UserCode::drawn(1), "ds_1".parse().unwrap());
+    let ask = DeviceAsk {
+        device: device.clone(),
+        code: code.clone(),
+        client: "towline".into(),
+        source: "127.0.0.1".into(),
+        wants: PrincipalRole::User,
+        ttl_ms: 600_000,
+    };
+    log.sign_in(1, SignIn::Ask(ask)).unwrap();
+    let name: PrincipalId = "user:ada".parse().unwrap();
+    let approve = Approve { code: code.clone(), name: name.clone(), role: PrincipalRole::User, ttl_ms: 3_600_000 };
+    log.operator(Command::SignIn(Box::new(SignIn::Approve(approve)))).unwrap();
+    log.operator(Command::SignIn(Box::new(SignIn::Deny { code: UserCode::drawn(2) }))).unwrap_err();
+    log.sign_in(1, SignIn::Redeem { device, session: session.clone(), token: token.clone() }).unwrap();
+    log.sign_in(1, SignIn::Seen { tokens: vec![token] }).unwrap();
+    let launched = ("ls_1".parse().unwrap(), SecretHash::of("launched"));
+    log.sign_in(1, SignIn::Launch { session: launched.0, token: launched.1, ttl_ms: 3_600_000 }).unwrap();
+    log.operator(Command::SignIn(Box::new(SignIn::Revoke(Revoke::Session(session))))).unwrap();
+}
+
 fn moved_by_a_drain(log: &mut Log, node: NodeId) {
     let moves = log.submit(8, "reader", node.0);
     log.report(moves, vec![turn_started(7), model_step(0)]).unwrap();
@@ -233,5 +258,6 @@ fn kind(command: &Command) -> &'static str {
         Command::Note { .. } => "note",
         Command::Upload { .. } => "upload",
         Command::Archive { .. } => "archive",
+        Command::SignIn(_) => "sign_in",
     }
 }

@@ -465,7 +465,7 @@ fn undecodable(log_id: RaftLogId, error: WireError) -> io::Error {
 
 /// The effects that lead from one state to another, for those who missed the entries between.
 fn changes(old: &State, new: &State) -> Vec<Effect> {
-    let mut effects = vec![Effect::PlacementChanged];
+    let mut effects = vec![Effect::PlacementChanged, Effect::SessionsEnded];
     for task in (0..=u8::MAX).flat_map(|shard| new.tasks_in(VShard(shard))) {
         task_changes(old.task(task.id), task, &mut effects);
     }
@@ -626,7 +626,7 @@ impl Watched {
         for effect in effects {
             let sender = match effect {
                 Effect::Start { task, .. } | Effect::Stop { task, .. } | Effect::Changed { task } => watched.get(task),
-                Effect::PlacementChanged => None,
+                Effect::PlacementChanged | Effect::SessionsEnded => None,
             };
             if let Some(sender) = sender {
                 sender.send_modify(|count| *count += 1);

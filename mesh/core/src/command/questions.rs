@@ -1,7 +1,7 @@
 //! What the ways of a command ask about it, so that each has one answer for all commands.
 
 use super::Command;
-use crate::{Message, TaskId};
+use crate::{Message, SignIn, TaskId};
 
 impl Command {
     /// Whether it brings work, as opposed to what the work that was taken comes to: a disk that runs full refuses it first.
@@ -14,6 +14,7 @@ impl Command {
             | Command::Upload { .. }
             | Command::Note { .. }
             | Command::Enrol(_) => true,
+            Command::SignIn(change) => !matches!(**change, SignIn::Revoke(_) | SignIn::Deny { .. }),
             Command::Report(_)
             | Command::Testify(_)
             | Command::Resolve(_)
@@ -54,7 +55,8 @@ impl Command {
             | Command::Sweep
             | Command::Archive { .. }
             | Command::Upload { .. }
-            | Command::Note { .. } => None,
+            | Command::Note { .. }
+            | Command::SignIn(_) => None,
         }
     }
 

@@ -165,6 +165,11 @@ impl Log {
         self.node(lost.node.0, testimony(lost, id, step, text))
     }
 
+    /// A node changes who is signed in.
+    pub fn sign_in(&mut self, node: u64, change: SignIn) -> Result<Applied, Rejection> {
+        self.node(node, Command::SignIn(Box::new(change)))
+    }
+
     /// What a refused command must leave as it was: everything but the position in the log.
     pub fn without_position(&self) -> State {
         let mut state = self.state.clone();
