@@ -5,6 +5,7 @@
 
 mod members;
 mod resolve;
+mod sign_in;
 
 use std::{
     sync::{
@@ -33,11 +34,13 @@ use towline_core::{
 };
 
 use crate::{
-    a2a::{listener::PeerAddress, principal},
+    a2a::{listener::PeerAddress, principal, unix::UnixPeer},
     recovered_spans,
+    sign_in::{Presented, SessionRefused, SignIns},
 };
 
 pub use members::{DrainView, LeftTask};
+pub use sign_in::{DeviceView, SessionView};
 
 /// Longest life of a join token: who needs one later makes one later.
 const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -58,6 +61,8 @@ pub struct Api {
     pub public_url: String,
     /// Whether this node has registered and takes work.
     pub ready: AtomicBool,
+    /// Who signs in here.
+    pub sign_ins: Arc<SignIns>,
 }
 
 /// An agent, as the operator sees it.
@@ -111,6 +116,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .route(resolve::ROUTE, post(resolve::resolve))
         .route("/api/v1/join-tokens", post(join_token))
         .merge(members::routes())
+        .merge(sign_in::routes())
         .route_layer(middleware::from_fn_with_state(Arc::clone(&api), operator_only))
         .route("/livez", get(async || "ok\n"))
         .route("/healthz", get(health))
@@ -118,10 +124,32 @@ pub fn router(api: Arc<Api>) -> Router {
 }
 
 async fn operator_only(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
+    if request.extensions().get::<UnixPeer>().is_some() {
+        return next.run(request).await;
+    }
+    match request.extensions().get::<Presented>() {
+        Some(Presented::Session(session)) if session.principal.is_operator() => return next.run(request).await,
+        Some(Presented::Session(session)) => {
+            let message = format!("{} is no operator, and this is for operators only", session.principal);
+            return ApiError::new(StatusCode::FORBIDDEN, "forbidden", message).into_response();
+        }
+        Some(Presented::Refused(refused)) => return not_signed_in(refused).into_response(),
+        None => {}
+    }
     let peer = request.extensions().get::<PeerAddress>().map(|PeerAddress(address)| *address);
     match principal::local_operator(request.headers(), peer, &api.public_url) {
         Ok(()) => next.run(request).await,
         Err(refused) => ApiError::new(StatusCode::FORBIDDEN, "forbidden", refused.to_string()).into_response(),
+    }
+}
+
+fn not_signed_in(refused: &SessionRefused) -> ApiError {
+    let message = refused.to_string();
+    match refused {
+        SessionRefused::Unknown => ApiError::new(StatusCode::UNAUTHORIZED, "unauthenticated", message),
+        SessionRefused::Unavailable { .. } => {
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message).retry_after(NO_ANSWER)
+        }
     }
 }
 

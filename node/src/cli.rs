@@ -36,15 +36,9 @@ pub struct Global {
     /// How data is written to standard output
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Text)]
     pub output: Format,
-    /// The node to talk to; several, separated by commas: a stream that breaks goes on at the next
-    #[arg(
-        long,
-        global = true,
-        env = "TOWLINE_SERVER",
-        value_name = "URL",
-        value_delimiter = ',',
-        default_value = "http://127.0.0.1:7420"
-    )]
+    /// The node to talk to (http://HOST:PORT or unix:///PATH); several, separated by commas: a stream that breaks goes on at
+    /// the next. Without it, the context in use, or else http://127.0.0.1:7420
+    #[arg(long, global = true, env = "TOWLINE_SERVER", value_name = "URL", value_delimiter = ',')]
     pub server: Vec<String>,
 }
 
@@ -96,6 +90,12 @@ pub enum Command {
     /// Measures this binary on this machine, with three nodes that it starts and stops
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Signing in, and who is signed in
+    #[command(subcommand)]
+    Auth(AuthCommand),
+    /// The cluster that commands go to, and the session there
+    #[command(subcommand)]
+    Context(ContextCommand),
     /// Writes a completion script for a shell
     #[command(
         after_help = "Examples:\n  towline completion bash > /etc/bash_completion.d/towline\n  source <(towline completion zsh)"
@@ -383,6 +383,119 @@ pub enum SnapshotCommand {
 pub enum McpCommand {
     /// Lists the MCP servers of the node and their tools
     #[command(after_help = "Example:\n  towline mcp list")]
+    List,
+}
+
+/// `towline auth …`
+#[derive(Debug, Subcommand)]
+pub enum AuthCommand {
+    /// Signs in: shows a code that an operator approves, and keeps the session for further commands
+    #[command(
+        after_help = "Examples:\n  towline auth login --server https://mesh.example.org\n  towline auth login --operator"
+    )]
+    Login(LoginArgs),
+    /// Signs out: ends the session of this user and forgets it
+    #[command(after_help = "Example:\n  towline auth logout")]
+    Logout,
+    /// Lists who is signed in
+    #[command(after_help = "Examples:\n  towline auth sessions\n  towline auth sessions -o json")]
+    Sessions,
+    /// Ends sessions: their streams close and their requests are refused, on every node
+    #[command(
+        after_help = "Examples:\n  towline auth revoke ds_1f0c9a2b7d3e4f56\n  towline auth revoke --name ada\n  towline auth revoke --all"
+    )]
+    Revoke(RevokeArgs),
+    /// Devices that ask to be let in
+    #[command(subcommand)]
+    Device(DeviceCommand),
+}
+
+/// `towline auth login`
+#[derive(Debug, Args)]
+pub struct LoginArgs {
+    /// Asks to be an operator; it is so only if the configuration allows it and the approver says so too
+    #[arg(long)]
+    pub operator: bool,
+    /// What the operator is shown as the client; without it, the program and the user of this machine
+    #[arg(long, value_name = "TEXT")]
+    pub client: Option<String>,
+}
+
+/// `towline auth revoke`
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct RevokeArgs {
+    /// Id of the session, as `towline auth sessions` shows it
+    pub session: Option<String>,
+    /// All sessions of this name, and what is approved under it and not yet begun
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// All sessions of everybody
+    #[arg(long)]
+    pub all: bool,
+}
+
+/// `towline auth device …`
+#[derive(Debug, Subcommand)]
+pub enum DeviceCommand {
+    /// Lists the devices that ask
+    #[command(after_help = "Example:\n  towline auth device pending")]
+    Pending,
+    /// Lets in who showed you the code, under a name: everybody let in under one name is one person
+    #[command(
+        after_help = "Examples:\n  towline auth device approve BCDF-GHJK --as ada\n  towline auth device approve BCDF-GHJK --as ada --role operator"
+    )]
+    Approve {
+        /// The code that the person showed you
+        code: String,
+        /// Who that is
+        #[arg(long = "as", value_name = "NAME")]
+        name: String,
+        /// What the session may do, at most what was asked for; user if you say nothing
+        #[arg(long, value_enum)]
+        role: Option<PersonRole>,
+    },
+    /// Lets nobody in under the code
+    #[command(after_help = "Example:\n  towline auth device deny BCDF-GHJK")]
+    Deny {
+        /// The code
+        code: String,
+    },
+}
+
+/// What a person may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum PersonRole {
+    /// Talks to agents and manages its own tasks
+    User,
+    /// Everything
+    Operator,
+}
+
+impl PersonRole {
+    /// As the operator API writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PersonRole::User => "user",
+            PersonRole::Operator => "operator",
+        }
+    }
+}
+
+/// `towline context …`
+#[derive(Debug, Subcommand)]
+pub enum ContextCommand {
+    /// Has further commands go to a cluster
+    #[command(
+        after_help = "Examples:\n  towline context use https://mesh.example.org\n  towline context use mesh.example.org     # by its name"
+    )]
+    Use {
+        /// Name of a context, or the URL of a node
+        #[arg(value_name = "NAME|URL")]
+        context: String,
+    },
+    /// Lists the contexts and who you are there
+    #[command(after_help = "Example:\n  towline context list")]
     List,
 }
 

@@ -21,6 +21,7 @@ pub mod mcp_files;
 pub mod output;
 pub mod peer_server;
 mod recovered_spans;
+pub mod sign_in;
 pub mod startup;
 pub mod telemetry;
 pub mod waterfall;

@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use axum::middleware;
 use tokio::{net::TcpListener, sync::Mutex, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use towline_actors::Mesh;
@@ -27,11 +28,15 @@ use towline_cluster::{
 use towline_core::{AgentName, NodeAddresses, Rejection};
 
 use crate::{
-    a2a::{self, A2aSettings, Door, listener},
+    a2a::{
+        self, A2aSettings, Door, listener,
+        unix::{self, UnixDoor},
+    },
     api::{self, Api},
     config::NodeConfig,
     error::{CliError, chain},
     peer_server::PeerTls,
+    sign_in::{self, SignIns},
     telemetry,
 };
 
@@ -79,6 +84,7 @@ pub fn run(config: NodeConfig, options: StartOptions) -> Result<(), CliError> {
 struct Ports {
     http: TcpListener,
     peer: TcpListener,
+    unix: Option<UnixDoor>,
     /// As others reach them.
     advertised: NodeAddresses,
 }
@@ -94,7 +100,8 @@ impl Ports {
             http: node.public_url.clone().unwrap_or_else(|| format!("http://{http_address}")),
             peer: node.advertise_peer.clone().unwrap_or_else(|| peer_address.to_string()),
         };
-        Ok(Self { http, peer, advertised })
+        let unix = node.unix.as_deref().map(bind_unix).transpose()?;
+        Ok(Self { http, peer, unix, advertised })
     }
 }
 
@@ -113,6 +120,11 @@ async fn bind(address: SocketAddr, setting: &str) -> Result<TcpListener, CliErro
         };
         CliError::Other(text)
     })
+}
+
+fn bind_unix(path: &Path) -> Result<UnixDoor, CliError> {
+    UnixDoor::bind(path)
+        .map_err(|error| CliError::Other(format!("listen on {} (node.listen.unix): {error}", path.display())))
 }
 
 /// Who this node is: what the data folder says, else what the cluster says that it joins.
@@ -247,22 +259,32 @@ impl Doors {
             most_open: config.limits.open_tasks_per_principal,
             stopping: stopping.clone(),
         });
+        let sign_ins = SignIns::new(cluster.handle(), config.device_grant, public_url.clone());
         let api = Arc::new(Api {
             cluster: cluster.handle(),
             mesh: Mutex::new(None),
             public_url,
             ready: AtomicBool::new(false),
+            sign_ins: Arc::clone(&sign_ins),
         });
-        let public = a2a::router(Arc::clone(&settings), Door::Public).merge(api::router(Arc::clone(&api)));
+        let for_all = a2a::router(Arc::clone(&settings), Door::Public).merge(api::router(Arc::clone(&api)));
+        let public = for_all
+            .clone()
+            .merge(sign_ins.routes())
+            .layer(middleware::from_fn_with_state(Arc::clone(&sign_ins), sign_in::guard));
         let peer = a2a::router(settings, Door::Peer).merge(cluster.peer_routes());
         let tls = PeerTls::new(cluster.peer_tls());
         let address =
             |port: &TcpListener| port.local_addr().map_or_else(|error| error.to_string(), |at| at.to_string());
         tracing::info!(http = address(&ports.http), peer = address(&ports.peer), "listening");
-        let serving = vec![
+        let mut serving = vec![
             tokio::spawn(listener::serve(ports.http, listener::Plain, public, close.clone())),
             tokio::spawn(listener::serve(ports.peer, tls, peer, close.clone())),
+            tokio::spawn(sign_ins.watch(close.clone())),
         ];
+        if let Some(door) = ports.unix {
+            serving.push(tokio::spawn(unix::serve(door, for_all, close.clone())));
+        }
         Self { api, stopping, close, serving }
     }
 

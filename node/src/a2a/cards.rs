@@ -14,10 +14,13 @@ use towline_a2a::{
 };
 use towline_core::{AgentName, AgentSpec};
 
-use super::{A2aSettings, Shared, principal};
+use super::{A2aSettings, Shared, principal, unix::UnixPeer};
 
 /// How long a client may keep a card: agents come and go with the configuration of nodes, not by the second.
 const CACHE_CONTROL: &str = "public, max-age=60";
+
+/// JSON-RPC as it is, carried over a unix socket.
+const SOCKET_BINDING: &str = "https://towline.dev/a2a/binding/jsonrpc-unix";
 
 /// The card of the mesh: its endpoint is the front door.
 pub(super) async fn of_mesh(State(shared): State<Shared>, parts: Parts) -> Response {
@@ -34,7 +37,8 @@ pub(super) async fn of_mesh(State(shared): State<Shared>, parts: Parts) -> Respo
         settings.front_door
     );
     let endpoints = endpoints(&settings.public_url, None);
-    respond(&parts.headers, convert::card(&name, &description, endpoints, &settings.version, &agents))
+    let card = convert::card(&name, &description, endpoints, &settings.version, &agents);
+    respond(&parts.headers, card.map(|card| with_socket(card, &parts, None)))
 }
 
 /// The card of one agent.
@@ -47,10 +51,28 @@ pub(super) async fn of_agent(State(shared): State<Shared>, Path(agent): Path<Str
             let endpoints = endpoints(&shared.settings.public_url, Some(&spec.name));
             let (name, version) = (spec.name.to_string(), &shared.settings.version);
             let card = convert::card(&name, &spec.description, endpoints, version, std::slice::from_ref(&spec));
-            respond(&parts.headers, card)
+            respond(&parts.headers, card.map(|card| with_socket(card, &parts, Some(&spec.name))))
         }
         None => json_response(StatusCode::NOT_FOUND, &json!({ "error": format!("agent {agent:?} is not known") })),
     }
+}
+
+/// Who reads a card over a socket is shown that it can go on there. Others could not, and are not told where it is. No
+/// `https://` URL names a socket, so that is a binding of our own, which a client that knows none passes over.
+fn with_socket(mut card: Value, parts: &Parts, agent: Option<&AgentName>) -> Value {
+    let Some(UnixPeer { socket, .. }) = parts.extensions.get() else { return card };
+    let mut interface = json!({
+        "protocolBinding": SOCKET_BINDING,
+        "protocolVersion": towline_a2a::PROTOCOL_VERSION,
+        "url": format!("unix://{}", socket.display()),
+    });
+    if let Some(agent) = agent {
+        interface["tenant"] = agent.as_str().into();
+    }
+    if let Some(interfaces) = card["supportedInterfaces"].as_array_mut() {
+        interfaces.insert(0, interface);
+    }
+    card
 }
 
 /// Where the mesh or an agent of it is reached below a base URL. gRPC has no paths: behind a proxy that serves this node under

@@ -178,7 +178,7 @@ async fn sleep_until(end: Option<Instant>) {
     }
 }
 
-fn builder<H: Handshake>() -> auto::Builder<TokioExecutor> {
+pub(super) fn builder<H: Handshake>() -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(MAX_HEADER_BYTES);
     builder

@@ -21,6 +21,7 @@ pub mod listener;
 pub mod principal;
 mod rest;
 mod stream;
+pub mod unix;
 
 use std::sync::Arc;
 

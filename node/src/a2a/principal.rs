@@ -13,7 +13,8 @@ use serde_json::json;
 use towline_cluster::NotAdmitted;
 use towline_core::{NodeId, ParentLink, Principal, StepNo};
 
-use super::{Door, Shared, listener::PeerAddress};
+use super::{Door, Shared, listener::PeerAddress, unix::UnixPeer};
+use crate::sign_in::{Presented, SessionRefused};
 
 /// The full principal for which a node of this cluster asks, as JSON.
 const ON_BEHALF_OF: &str = "towline-on-behalf-of";
@@ -39,6 +40,13 @@ pub(crate) struct Caller {
     pub deadline_ms: Option<u64>,
 }
 
+impl Caller {
+    /// Somebody who delegates nothing.
+    fn of(principal: Principal) -> Self {
+        Self { principal, parent: None, hop: 0, deadline_ms: None }
+    }
+}
+
 /// Why a caller is not let in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
@@ -57,6 +65,9 @@ pub enum Refused {
     /// A peer whose certificate lets it not in.
     #[error(transparent)]
     NotAdmitted(#[from] NotAdmitted),
+    /// A token that opens nothing.
+    #[error(transparent)]
+    Session(#[from] SessionRefused),
     /// A header of a delegation that cannot be read.
     #[error("header {header} is missing or cannot be read")]
     Header {
@@ -76,6 +87,8 @@ impl IntoResponse for Refused {
             ) => StatusCode::FORBIDDEN,
             // It may be known in a moment.
             Refused::NotAdmitted(NotAdmitted::Unknown { .. }) => StatusCode::SERVICE_UNAVAILABLE,
+            Refused::Session(SessionRefused::Unknown) => StatusCode::UNAUTHORIZED,
+            Refused::Session(SessionRefused::Unavailable { .. }) => StatusCode::SERVICE_UNAVAILABLE,
             Refused::Header { .. } => StatusCode::BAD_REQUEST,
         };
         let body = json!({ "error": self.to_string() }).to_string();
@@ -86,10 +99,17 @@ impl IntoResponse for Refused {
 /// Who stands behind a request that came through the door of `shared`.
 pub(super) fn caller(parts: &Parts, shared: &Shared) -> Result<Caller, Refused> {
     match shared.door {
+        // The kernel has said who that is.
+        Door::Public if parts.extensions.get::<UnixPeer>().is_some() => Ok(Caller::of(Principal::Operator)),
         Door::Public => {
+            match parts.extensions.get::<Presented>() {
+                Some(Presented::Session(session)) => return Ok(Caller::of(session.principal.clone())),
+                Some(Presented::Refused(refused)) => return Err(refused.clone().into()),
+                None => {}
+            }
             let peer = parts.extensions.get().map(|PeerAddress(address)| *address);
             local_operator(&parts.headers, peer, &shared.settings.public_url)?;
-            Ok(Caller { principal: Principal::Operator, parent: None, hop: 0, deadline_ms: None })
+            Ok(Caller::of(Principal::Operator))
         }
         Door::Peer => {
             let node = shared.settings.cluster.admit(parts.extensions.get())?;

@@ -19,12 +19,15 @@ mod machine;
 mod nodes;
 mod options;
 mod report;
+mod revoke;
 mod soak;
 mod subjects;
 mod task;
 
 pub use error::BenchError;
-pub use options::{AdoptArgs, BenchCommand, ClusterArgs, Common, DelegationArgs, IdleArgs, Pace, SoakArgs, TaskArgs};
+pub use options::{
+    AdoptArgs, BenchCommand, ClusterArgs, Common, DelegationArgs, IdleArgs, Pace, RevokeArgs, SoakArgs, TaskArgs,
+};
 
 use std::path::Path;
 
@@ -54,5 +57,6 @@ async fn measure(command: &BenchCommand, dir: &Path) -> Result<Report, BenchErro
         BenchCommand::Idle(args) => Box::pin(idle::run(args, dir)).await,
         BenchCommand::Delegation(args) => Box::pin(delegation::run(args, dir)).await,
         BenchCommand::Soak(args) => Box::pin(soak::run(args, dir)).await,
+        BenchCommand::Revoke(args) => Box::pin(revoke::run(args, dir)).await,
     }
 }

@@ -13,6 +13,9 @@ const MAX_SECONDS: u64 = 3_600;
 /// Most rounds, kills: each takes seconds.
 const MAX_ROUNDS: u32 = 1_000;
 
+/// Most sessions that are revoked: more requests than that do not wait at the same time.
+const MAX_REVOKED: u32 = 200;
+
 /// Most idle agents: that many are told to the cluster in one entry, which may have 6 MiB.
 const MAX_AGENTS: u32 = 100_000;
 
@@ -44,6 +47,9 @@ pub enum BenchCommand {
     /// Memory and open files over minutes of tasks and puts
     #[command(after_help = "Example:\n  towline bench soak --seconds 600")]
     Soak(SoakArgs),
+    /// Revokes a session, and looks when its streams end on each node
+    #[command(after_help = "Example:\n  towline bench revoke --rounds 20")]
+    Revoke(RevokeArgs),
 }
 
 impl BenchCommand {
@@ -55,6 +61,7 @@ impl BenchCommand {
             BenchCommand::Idle(args) => &args.common,
             BenchCommand::Delegation(args) => &args.common,
             BenchCommand::Soak(args) => &args.common,
+            BenchCommand::Revoke(args) => &args.common,
         }
     }
 }
@@ -152,6 +159,16 @@ pub struct AdoptArgs {
     pub(super) kills: u32,
 }
 
+/// `towline bench revoke`
+#[derive(Debug, Clone, clap::Args)]
+pub struct RevokeArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+    /// How many sessions are revoked, one after the other
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(super) rounds: u32,
+}
+
 /// `towline bench idle`
 #[derive(Debug, Clone, clap::Args)]
 pub struct IdleArgs {
@@ -191,6 +208,12 @@ pub(super) fn check_clients(clients: &[u32]) -> Result<(), BenchError> {
 impl AdoptArgs {
     pub(super) fn check(&self) -> Result<(), BenchError> {
         within("--kills", self.kills.into(), MAX_ROUNDS.into())
+    }
+}
+
+impl RevokeArgs {
+    pub(super) fn check(&self) -> Result<(), BenchError> {
+        within("--rounds", self.rounds.into(), MAX_REVOKED.into())
     }
 }
 

@@ -6,6 +6,7 @@ use reqwest::Url;
 use serde_json::Value;
 use towline_a2a::{A2aClient, ClientError};
 
+use super::contexts::Contexts;
 use crate::{cli::Global, error::CliError};
 
 /// How long the operator API may take: a linearizable read waits for an election at most.
@@ -16,59 +17,141 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const IS_IT_RUNNING: &str = "is a node running there? start one with `towline dev` or `towline node -c FILE`, or name \
     another with --server URL or TOWLINE_SERVER";
 
-/// Talks to the nodes that `--server` names.
+/// The node that is talked to where nobody says another one.
+const DEFAULT_SERVER: &str = "http://127.0.0.1:7420";
+
+/// Talks to the nodes that `--server` names, or else the context in use.
 pub(crate) struct Client {
+    /// At least one.
+    servers: Vec<Server>,
+    contexts: Contexts,
+}
+
+/// One node, and how it is reached.
+struct Server {
+    /// As it is written.
+    name: String,
+    /// Base of the URLs of requests, without a slash at the end.
+    base: String,
     http: reqwest::Client,
-    servers: Vec<String>,
+    /// The token of this user's session there.
+    token: Option<String>,
+}
+
+impl Server {
+    fn new(name: &str, contexts: &Contexts) -> Result<Self, CliError> {
+        let name = server_url(name)?;
+        let (base, http) = match name.strip_prefix(UNIX) {
+            Some(path) => ("http://localhost".to_owned(), builder().unix_socket(path)),
+            None => (name.clone(), builder()),
+        };
+        let token = contexts.token_for(&name).map(str::to_owned);
+        Ok(Self { base, http: http.build().map_err(CliError::other)?, token, name })
+    }
+
+    fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
+        let request = self.http.request(method, format!("{}{path}", self.base));
+        match &self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        }
+    }
+
+    fn a2a(&self, path: &str) -> A2aClient {
+        signed_in(A2aClient::new(self.http.clone(), format!("{}{path}", self.base)), self.token.as_deref())
+    }
+}
+
+/// A client that shows a token, if there is one.
+fn signed_in(client: A2aClient, token: Option<&str>) -> A2aClient {
+    let Some(token) = token else { return client };
+    // A token that no header can carry opens nothing anywhere.
+    client.clone().with_header("authorization", &format!("Bearer {token}")).unwrap_or(client)
+}
+
+fn builder() -> reqwest::ClientBuilder {
+    reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true).no_proxy()
 }
 
 impl Client {
     pub(crate) fn new(global: &Global) -> Result<Self, CliError> {
-        let servers: Result<Vec<String>, CliError> = global.server.iter().map(|server| server_url(server)).collect();
-        let http = reqwest::Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .no_proxy()
-            .build()
-            .map_err(CliError::other)?;
-        Ok(Self { http, servers: servers? })
+        let contexts = Contexts::load()?;
+        let names = match (&global.server[..], contexts.current()) {
+            ([], Some(context)) if !context.servers.is_empty() => context.servers.clone(),
+            ([], _) => vec![DEFAULT_SERVER.to_owned()],
+            (named, _) => named.to_vec(),
+        };
+        let servers: Result<Vec<Server>, CliError> = names.iter().map(|name| Server::new(name, &contexts)).collect();
+        Ok(Self { servers: servers?, contexts })
     }
 
-    /// The node that is asked first.
-    pub(crate) fn server(&self) -> &str {
+    fn first(&self) -> &Server {
         &self.servers[0]
+    }
+
+    /// The node that is asked first, as it is written.
+    pub(crate) fn server(&self) -> &str {
+        &self.first().name
+    }
+
+    /// All nodes, as they are written.
+    pub(crate) fn servers(&self) -> Vec<String> {
+        self.servers.iter().map(|server| server.name.clone()).collect()
+    }
+
+    /// Base of the URLs of the node that is asked first.
+    pub(crate) fn base(&self) -> &str {
+        &self.first().base
     }
 
     /// A2A at the mesh's own endpoint: for tasks of any agent.
     pub(crate) fn mesh(&self) -> A2aClient {
-        A2aClient::new(self.http.clone(), format!("{}/", self.server()))
+        self.first().a2a("/")
     }
 
-    /// A2A at the endpoint of an agent, on each of the nodes; one endpoint if `agent` is a URL.
+    /// A2A at the endpoint of an agent, on each of the nodes; one endpoint if `agent` is a URL. A session is shown only to a
+    /// node of the cluster that it is of.
     pub(crate) fn agent(&self, agent: &str) -> Vec<A2aClient> {
         if agent.starts_with("http://") || agent.starts_with("https://") {
-            return vec![A2aClient::new(self.http.clone(), agent)];
+            // A request over a socket would not get there.
+            let http = builder().build().unwrap_or_else(|_| self.first().http.clone());
+            return vec![signed_in(A2aClient::new(http, agent), self.contexts.token_for(agent))];
         }
-        self.at_each(|server| format!("{server}/agents/{agent}"))
+        self.at_each(&format!("/agents/{agent}"))
     }
 
     /// A2A at the mesh's own endpoint on each of the nodes.
     pub(crate) fn meshes(&self) -> Vec<A2aClient> {
-        self.at_each(|server| format!("{server}/"))
+        self.at_each("/")
     }
 
-    fn at_each(&self, endpoint: impl Fn(&str) -> String) -> Vec<A2aClient> {
-        self.servers.iter().map(|server| A2aClient::new(self.http.clone(), endpoint(server))).collect()
+    fn at_each(&self, path: &str) -> Vec<A2aClient> {
+        self.servers.iter().map(|server| server.a2a(path)).collect()
+    }
+
+    fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
+        self.first().request(method, path)
+    }
+
+    /// Posts a form of OAuth, without a session; status and answer, whatever they are.
+    pub(crate) async fn form(&self, path: &str, fields: &[(&str, &str)]) -> Result<(u16, Value), CliError> {
+        let form = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+        let request = self.first().http.post(format!("{}{path}", self.base()));
+        let request = request.header("content-type", "application/x-www-form-urlencoded").body(form);
+        let answer = request.timeout(CALL_TIMEOUT).send().await.map_err(|error| self.transport(&error))?;
+        let status = answer.status().as_u16();
+        let body = answer.bytes().await.map_err(|error| self.transport(&error))?;
+        Ok((status, serde_json::from_slice(&body).unwrap_or(Value::Null)))
     }
 
     /// Reads from the operator API.
     pub(crate) async fn get(&self, path: &str) -> Result<Value, CliError> {
-        self.ask(self.http.get(format!("{}{path}", self.server()))).await
+        self.ask(self.request(reqwest::Method::GET, path)).await
     }
 
     /// Reads what may be large from the operator API. The answer may take as long as it goes on.
     pub(crate) async fn download(&self, path: &str) -> Result<reqwest::Response, CliError> {
-        let sent = self.http.get(format!("{}{path}", self.server())).send();
+        let sent = self.request(reqwest::Method::GET, path).send();
         let timeout = || CliError::Timeout(self.no_answer());
         let answer = tokio::time::timeout(CALL_TIMEOUT, sent).await.map_err(|_| timeout())?;
         let answer = answer.map_err(|error| self.transport(&error))?;
@@ -82,7 +165,7 @@ impl Client {
 
     /// Uploads a file; the URL under which a message may name it. It may take as long as it goes on.
     pub(crate) async fn upload(&self, file: tokio::fs::File) -> Result<String, CliError> {
-        let sent = self.http.post(format!("{}/blobs", self.server())).body(file).send().await;
+        let sent = self.request(reqwest::Method::POST, "/blobs").body(file).send().await;
         let answer = sent.map_err(|error| self.transport(&error))?;
         let status = answer.status().as_u16();
         let body = answer.bytes().await.map_err(|error| self.transport(&error))?;
@@ -93,12 +176,12 @@ impl Client {
 
     /// Asks the operator API for a change.
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Value, CliError> {
-        self.ask(self.http.post(format!("{}{path}", self.server())).json(body)).await
+        self.ask(self.request(reqwest::Method::POST, path).json(body)).await
     }
 
     /// Asks the operator API to take something away.
     pub(crate) async fn delete(&self, path: &str) -> Result<Value, CliError> {
-        self.ask(self.http.delete(format!("{}{path}", self.server()))).await
+        self.ask(self.request(reqwest::Method::DELETE, path)).await
     }
 
     async fn ask(&self, request: reqwest::RequestBuilder) -> Result<Value, CliError> {
@@ -134,8 +217,15 @@ impl Client {
     }
 }
 
-fn server_url(text: &str) -> Result<String, CliError> {
-    let error = || CliError::Usage(format!("--server {text:?} is no URL: write http://HOST:PORT"));
+/// What a node is written as that is reached by a socket of this machine.
+const UNIX: &str = "unix://";
+
+/// A node as everything else compares it: without a slash at the end.
+pub(super) fn server_url(text: &str) -> Result<String, CliError> {
+    let error = || CliError::Usage(format!("--server {text:?} is no URL: write http://HOST:PORT or unix:///PATH"));
+    if let Some(path) = text.strip_prefix(UNIX) {
+        return if path.len() > 1 && path.starts_with('/') { Ok(text.to_owned()) } else { Err(error()) };
+    }
     let url = Url::parse(text).map_err(|_| error())?;
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
         return Err(error());
@@ -191,9 +281,10 @@ mod tests {
 
     #[test]
     fn a_server_that_is_no_url_is_a_usage_error() {
-        for text in ["127.0.0.1:7420", "ftp://x", "http://"] {
+        for text in ["127.0.0.1:7420", "ftp://x", "http://", "unix://", "unix:///", "unix://run/x"] {
             assert_eq!(server_url(text).unwrap_err().code(), 2, "{text}");
         }
         assert_eq!(server_url("http://127.0.0.1:7420/").unwrap(), "http://127.0.0.1:7420");
+        assert_eq!(server_url("unix:///run/towline.sock").unwrap(), "unix:///run/towline.sock");
     }
 }

@@ -1,10 +1,13 @@
 //! The commands, one file each. All but `node` are clients: they speak A2A and the operator API to a running node.
 
 mod agent;
+mod auth;
 mod card;
 mod client;
 mod cluster;
 mod completion;
+mod context;
+mod contexts;
 mod follow;
 mod init;
 mod mcp;
@@ -55,6 +58,7 @@ pub fn run(cli: Cli, output: &mut Output) -> Result<(), CliError> {
         Command::Init(args) => init::run(&args, output),
         Command::Validate(args) => validate::run(&args, output),
         Command::Completion(args) => completion::run(&args, output),
+        Command::Context(command) => context::run(command, output),
         command => runtime()?.block_on(run_async(command, &cli.global, output)),
     }
 }
@@ -75,7 +79,8 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
         Command::Agent(command) => agent::run(&command, &Client::new(global)?, output).await,
         Command::Cluster(command) => cluster::run(command, &Client::new(global)?, output).await,
         Command::Mcp(command) => mcp::run(&command, &Client::new(global)?, output).await,
-        Command::Node(_) | Command::Init(_) | Command::Validate(_) | Command::Completion(_) => {
+        Command::Auth(command) => auth::run(command, &Client::new(global)?, output).await,
+        Command::Node(_) | Command::Init(_) | Command::Validate(_) | Command::Completion(_) | Command::Context(_) => {
             unreachable!("run takes the commands that need no runtime of ours")
         }
     }

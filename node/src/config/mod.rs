@@ -4,6 +4,7 @@
 //! with a wrong file ends before it has made a folder or opened a port. A [`NodeConfig`] exists only if nothing is wrong.
 
 mod agents;
+mod device_grant;
 mod labels;
 mod limits;
 mod mistakes;
@@ -29,6 +30,8 @@ use towline_actors::MeshConfig;
 use towline_cluster::CERTIFICATE_LIFE;
 use towline_core::AgentName;
 
+use crate::sign_in::DeviceGrantSettings;
+
 pub use limits::LimitSettings;
 pub use mistakes::{ConfigError, Mistake, Origin};
 pub use node::{DEFAULT_DATA, DEFAULT_HTTP, DEFAULT_PEER, NodeSettings};
@@ -48,8 +51,8 @@ const LONGEST_CERTIFICATE_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Environment variables of settings start with this; `__` stands between the parts of a path.
 const ENV_PREFIX: &str = "TOWLINE_";
 /// The parts that a path may begin with.
-const TOP_LEVEL: [&str; 9] =
-    ["node", "cluster", "front_door", "models", "mcp", "agents", "peers", "telemetry", "limits"];
+const TOP_LEVEL: [&str; 10] =
+    ["node", "cluster", "front_door", "models", "mcp", "agents", "peers", "telemetry", "limits", "auth"];
 
 /// A configuration that is right.
 #[derive(Debug, Clone)]
@@ -68,6 +71,8 @@ pub struct NodeConfig {
     pub telemetry: TelemetrySettings,
     /// How much of what is taken.
     pub limits: LimitSettings,
+    /// Whether people sign in at devices.
+    pub device_grant: DeviceGrantSettings,
 }
 
 /// What lies over the file.
@@ -133,10 +138,20 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let front_door = agents::read_front_door(&mut root, &agents);
     let telemetry = telemetry::read(&mut root);
     let limits = limits::read(&mut root);
+    let device_grant = read_auth(&mut root);
     root.finish();
     let permits = node.permits;
     let mesh = MeshConfig { permits, models, servers, agents, peers };
-    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits }
+    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, device_grant }
+}
+
+fn read_auth(root: &mut Section<'_>) -> DeviceGrantSettings {
+    let Some(mut section) = root.get("auth").and_then(|field| field.section()) else {
+        return DeviceGrantSettings::default();
+    };
+    let device_grant = device_grant::read(&mut section);
+    section.finish();
+    device_grant
 }
 
 fn read_cluster(root: &mut Section<'_>) -> (Option<String>, Duration) {

@@ -1,6 +1,9 @@
 //! `node:` – who this node is and where it listens.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use towline_core::Labels;
 
@@ -40,7 +43,12 @@ pub struct NodeSettings {
     pub permits: u32,
     /// What it is called, for agents that run on some nodes only.
     pub labels: Labels,
+    /// A socket for programs of this machine, if there is one.
+    pub unix: Option<PathBuf>,
 }
+
+/// What a socket may be written with.
+const UNIX: &str = "unix://";
 
 /// Reads the section; a default stands where a mistake was noted.
 pub(crate) fn read(root: &mut Section<'_>) -> NodeSettings {
@@ -53,7 +61,7 @@ pub(crate) fn read(root: &mut Section<'_>) -> NodeSettings {
     let data = section.get("data");
     let base = root_base(root);
     let data = data.and_then(|field| field.text()).unwrap_or(DEFAULT_DATA);
-    let (http, peer) = read_listen(&mut section);
+    let (http, peer, unix) = read_listen(&mut section, &base);
     let public_url = section.get("public_url").and_then(|field| field.parse(http_url)).map(|url| url_text(&url));
     let advertise_peer = section.get("advertise_peer").and_then(|field| field.parse(host_port));
     if peer.ip().is_unspecified() && advertise_peer.is_none() {
@@ -71,6 +79,7 @@ pub(crate) fn read(root: &mut Section<'_>) -> NodeSettings {
         advertise_peer,
         permits,
         labels,
+        unix,
     }
 }
 
@@ -88,11 +97,12 @@ fn fallback() -> NodeSettings {
         advertise_peer: None,
         permits: DEFAULT_PERMITS,
         labels: Labels::new(),
+        unix: None,
     }
 }
 
-fn read_listen(node: &mut Section<'_>) -> (SocketAddr, SocketAddr) {
-    let defaults = (known(DEFAULT_HTTP), known(DEFAULT_PEER));
+fn read_listen(node: &mut Section<'_>, base: &Path) -> (SocketAddr, SocketAddr, Option<PathBuf>) {
+    let defaults = (known(DEFAULT_HTTP), known(DEFAULT_PEER), None);
     let Some(mut section) = node.get("listen").and_then(|field| field.section()) else { return defaults };
     let http = section.get("http").and_then(|field| read_http(&field)).unwrap_or(defaults.0);
     let peer_field = section.get("peer");
@@ -100,8 +110,20 @@ fn read_listen(node: &mut Section<'_>) -> (SocketAddr, SocketAddr) {
     if http == peer && http.port() != 0 {
         section.mistake(format!("http and peer are both {http}: they need a port each"));
     }
+    let unix = section.get("unix").and_then(|field| field.parse(|text| socket_path(base, text)));
     section.finish();
-    (http, peer)
+    (http, peer, unix)
+}
+
+/// A path, or the URL of one; a relative one begins where the file is.
+fn socket_path(base: &Path, text: &str) -> Result<PathBuf, String> {
+    let path = text.strip_prefix(UNIX).unwrap_or(text);
+    if path.contains("://") || path.is_empty() || path.ends_with('/') {
+        return Err(format!(
+            "{text:?} is no path of a socket: write unix:///run/towline.sock, or a path beside this file"
+        ));
+    }
+    Ok(resolve(base, path))
 }
 
 fn read_http(field: &Field<'_>) -> Option<SocketAddr> {
@@ -118,4 +140,20 @@ fn read_http(field: &Field<'_>) -> Option<SocketAddr> {
 
 fn known(address: &str) -> SocketAddr {
     address.parse().expect("a constant of this file")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_written_as_a_url_or_as_a_path() {
+        let base = Path::new("/etc/towline");
+        assert_eq!(socket_path(base, "unix:///run/towline.sock"), Ok("/run/towline.sock".into()));
+        assert_eq!(socket_path(base, "/run/towline.sock"), Ok("/run/towline.sock".into()));
+        assert_eq!(socket_path(base, "towline.sock"), Ok("/etc/towline/towline.sock".into()));
+        for wrong in ["http://x", "unix://", "/run/"] {
+            assert!(socket_path(base, wrong).is_err(), "{wrong}");
+        }
+    }
 }
