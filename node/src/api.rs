@@ -1,6 +1,6 @@
 //! The operator API: what A2A does not show, under `/api/v1`, and the probes `/livez` and `/healthz`.
 //!
-//! For the operator of this machine only, by the same rule as the A2A door. Errors are
+//! Behind the same gate as the A2A door, and for the operator where no other role may ask. Errors are
 //! `{"error": {"code": …, "message": …}}`; 503 means that the cluster has no quorum.
 
 mod members;
@@ -17,8 +17,8 @@ use std::{
 use axum::{
     Json, Router,
     body::Body,
-    extract::{Path, Request, State, rejection::JsonRejection},
-    middleware::{self, Next},
+    extract::{Path, State, rejection::JsonRejection},
+    middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -33,7 +33,7 @@ use towline_core::{
 };
 
 use crate::{
-    a2a::{listener::PeerAddress, principal},
+    auth::{self, Auth},
     recovered_spans,
 };
 
@@ -56,6 +56,8 @@ pub struct Api {
     pub mesh: Mutex<Option<Mesh>>,
     /// Base URL of the public listener.
     pub public_url: String,
+    /// Who asks, and who may.
+    pub auth: Arc<Auth>,
     /// Whether this node has registered and takes work.
     pub ready: AtomicBool,
 }
@@ -111,18 +113,11 @@ pub fn router(api: Arc<Api>) -> Router {
         .route(resolve::ROUTE, post(resolve::resolve))
         .route("/api/v1/join-tokens", post(join_token))
         .merge(members::routes())
-        .route_layer(middleware::from_fn_with_state(Arc::clone(&api), operator_only))
+        .route_layer(middleware::from_fn(auth::authorize))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&api.auth), auth::gate))
         .route("/livez", get(async || "ok\n"))
         .route("/healthz", get(health))
         .with_state(api)
-}
-
-async fn operator_only(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
-    let peer = request.extensions().get::<PeerAddress>().map(|PeerAddress(address)| *address);
-    match principal::local_operator(request.headers(), peer, &api.public_url) {
-        Ok(()) => next.run(request).await,
-        Err(refused) => ApiError::new(StatusCode::FORBIDDEN, "forbidden", refused.to_string()).into_response(),
-    }
 }
 
 async fn health(State(api): State<Arc<Api>>) -> Response {

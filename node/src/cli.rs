@@ -46,6 +46,12 @@ pub struct Global {
         default_value = "http://127.0.0.1:7420"
     )]
     pub server: Vec<String>,
+    /// A file with the token to show to the node; the variable TOWLINE_TOKEN may hold the token itself
+    #[arg(long, global = true, env = "TOWLINE_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// A PEM file with the authority that has signed the node's certificate, if this machine does not know it
+    #[arg(long, global = true, env = "TOWLINE_CA_FILE", value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
 }
 
 /// What is to be done.
@@ -93,6 +99,9 @@ pub enum Command {
     /// Checks a configuration file and lists every mistake
     #[command(after_help = "Examples:\n  towline validate towline.yaml\n  towline validate -o json towline.yaml")]
     Validate(ValidateArgs),
+    /// Who may call
+    #[command(subcommand)]
+    Auth(AuthCommand),
     /// Measures this binary on this machine, with three nodes that it starts and stops
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -269,6 +278,14 @@ pub enum CardCommand {
         /// Name of the agent; without it, the mesh's own card
         agent: Option<String>,
     },
+}
+
+/// `towline auth …`
+#[derive(Debug, Subcommand)]
+pub enum AuthCommand {
+    /// Reads a token from standard input and prints the hash that a rule in auth.principals names
+    #[command(after_help = "Example:\n  openssl rand -hex 32 | tee ci.token | towline auth hash")]
+    Hash,
 }
 
 /// `towline agent …`

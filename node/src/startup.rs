@@ -29,6 +29,7 @@ use towline_core::{AgentName, NodeAddresses, Rejection};
 use crate::{
     a2a::{self, A2aSettings, Door, listener},
     api::{self, Api},
+    auth::{Auth, PublicTls},
     config::NodeConfig,
     error::{CliError, chain},
     peer_server::PeerTls,
@@ -91,7 +92,7 @@ impl Ports {
         let http_address = http.local_addr().map_err(CliError::other)?;
         let peer_address = peer.local_addr().map_err(CliError::other)?;
         let advertised = NodeAddresses {
-            http: node.public_url.clone().unwrap_or_else(|| format!("http://{http_address}")),
+            http: node.public_url.clone().unwrap_or_else(|| format!("{}://{http_address}", node.scheme())),
             peer: node.advertise_peer.clone().unwrap_or_else(|| peer_address.to_string()),
         };
         Ok(Self { http, peer, advertised })
@@ -202,7 +203,7 @@ async fn serve(config: NodeConfig, ports: Ports, stop: CancellationToken) -> Res
     };
     let cluster = Cluster::start(options).await.map_err(cluster_error)?;
     let handle = cluster.handle();
-    let doors = Doors::open(&config, ports, &cluster);
+    let doors = Doors::open(&config, ports, &cluster)?;
     let started = tokio::select! {
         started = start_mesh(&config, &handle, &doors.api) => started.map(|()| None),
         () = stop.cancelled() => Ok(Some(End::Asked)),
@@ -236,21 +237,25 @@ struct Doors {
 }
 
 impl Doors {
-    fn open(config: &NodeConfig, ports: Ports, cluster: &Cluster) -> Self {
+    fn open(config: &NodeConfig, ports: Ports, cluster: &Cluster) -> Result<Self, CliError> {
         let (stopping, close) = (CancellationToken::new(), CancellationToken::new());
         let public_url = ports.advertised.http.clone();
+        let auth = Arc::new(Auth::new(config.auth.clone(), config.node.http, &public_url).map_err(CliError::other)?);
+        let public_tls = config.node.tls.clone().map(PublicTls::new).transpose().map_err(CliError::other)?;
         let settings = Arc::new(A2aSettings {
             cluster: cluster.handle(),
             front_door: config.front_door.clone().unwrap_or_else(no_front_door),
             public_url: public_url.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             most_open: config.limits.open_tasks_per_principal,
+            auth: Arc::clone(&auth),
             stopping: stopping.clone(),
         });
         let api = Arc::new(Api {
             cluster: cluster.handle(),
             mesh: Mutex::new(None),
             public_url,
+            auth,
             ready: AtomicBool::new(false),
         });
         let public = a2a::router(Arc::clone(&settings), Door::Public).merge(api::router(Arc::clone(&api)));
@@ -259,11 +264,12 @@ impl Doors {
         let address =
             |port: &TcpListener| port.local_addr().map_or_else(|error| error.to_string(), |at| at.to_string());
         tracing::info!(http = address(&ports.http), peer = address(&ports.peer), "listening");
-        let serving = vec![
-            tokio::spawn(listener::serve(ports.http, listener::Plain, public, close.clone())),
-            tokio::spawn(listener::serve(ports.peer, tls, peer, close.clone())),
-        ];
-        Self { api, stopping, close, serving }
+        let serving_public = match public_tls {
+            Some(tls) => tokio::spawn(listener::serve(ports.http, tls, public, close.clone())),
+            None => tokio::spawn(listener::serve(ports.http, listener::Plain, public, close.clone())),
+        };
+        let serving = vec![serving_public, tokio::spawn(listener::serve(ports.peer, tls, peer, close.clone()))];
+        Ok(Self { api, stopping, close, serving })
     }
 
     /// Stops in the reverse order of the start; every step has a limit.

@@ -12,6 +12,8 @@ use crate::{cli::Global, error::CliError};
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Holds a token for the node.
+const TOKEN: &str = "TOWLINE_TOKEN";
 /// What to do about an unreachable node.
 const IS_IT_RUNNING: &str = "is a node running there? start one with `towline dev` or `towline node -c FILE`, or name \
     another with --server URL or TOWLINE_SERVER";
@@ -20,18 +22,43 @@ const IS_IT_RUNNING: &str = "is a node running there? start one with `towline de
 pub(crate) struct Client {
     http: reqwest::Client,
     servers: Vec<String>,
+    /// What is shown to these servers, and to nobody else.
+    token: Option<String>,
 }
 
 impl Client {
     pub(crate) fn new(global: &Global) -> Result<Self, CliError> {
         let servers: Result<Vec<String>, CliError> = global.server.iter().map(|server| server_url(server)).collect();
-        let http = reqwest::Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .no_proxy()
-            .build()
-            .map_err(CliError::other)?;
-        Ok(Self { http, servers: servers? })
+        let (servers, token) = (servers?, token(global)?);
+        if token.is_some()
+            && let Some(server) = servers.iter().find(|server| is_plain_remote(server))
+        {
+            let text = format!("a token would be readable on its way to {server}: use https, or ssh -L");
+            return Err(CliError::Usage(text));
+        }
+        let mut http = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true).no_proxy();
+        if let Some(path) = &global.ca_file {
+            http = http.tls_certs_merge(authorities(path)?);
+        }
+        Ok(Self { http: http.build().map_err(CliError::other)?, servers, token })
+    }
+
+    /// The same request with the token.
+    fn shown(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        match &self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        }
+    }
+
+    /// A client of one of the servers.
+    fn a2a(&self, endpoint: String) -> A2aClient {
+        let client = A2aClient::new(self.http.clone(), endpoint);
+        match &self.token {
+            // The token was checked when it was read.
+            Some(token) => client.clone().with_header("authorization", &format!("Bearer {token}")).unwrap_or(client),
+            None => client,
+        }
     }
 
     /// The node that is asked first.
@@ -41,13 +68,16 @@ impl Client {
 
     /// A2A at the mesh's own endpoint: for tasks of any agent.
     pub(crate) fn mesh(&self) -> A2aClient {
-        A2aClient::new(self.http.clone(), format!("{}/", self.server()))
+        self.a2a(format!("{}/", self.server()))
     }
 
     /// A2A at the endpoint of an agent, on each of the nodes; one endpoint if `agent` is a URL.
     pub(crate) fn agent(&self, agent: &str) -> Vec<A2aClient> {
         if agent.starts_with("http://") || agent.starts_with("https://") {
-            return vec![A2aClient::new(self.http.clone(), agent)];
+            // Somebody else's agent is not shown what is for the mesh.
+            let is_ours = self.servers.iter().any(|server| agent == server || agent.starts_with(&format!("{server}/")));
+            let http = self.http.clone();
+            return vec![if is_ours { self.a2a(agent.to_owned()) } else { A2aClient::new(http, agent) }];
         }
         self.at_each(|server| format!("{server}/agents/{agent}"))
     }
@@ -58,7 +88,7 @@ impl Client {
     }
 
     fn at_each(&self, endpoint: impl Fn(&str) -> String) -> Vec<A2aClient> {
-        self.servers.iter().map(|server| A2aClient::new(self.http.clone(), endpoint(server))).collect()
+        self.servers.iter().map(|server| self.a2a(endpoint(server))).collect()
     }
 
     /// Reads from the operator API.
@@ -68,7 +98,7 @@ impl Client {
 
     /// Reads what may be large from the operator API. The answer may take as long as it goes on.
     pub(crate) async fn download(&self, path: &str) -> Result<reqwest::Response, CliError> {
-        let sent = self.http.get(format!("{}{path}", self.server())).send();
+        let sent = self.shown(self.http.get(format!("{}{path}", self.server()))).send();
         let timeout = || CliError::Timeout(self.no_answer());
         let answer = tokio::time::timeout(CALL_TIMEOUT, sent).await.map_err(|_| timeout())?;
         let answer = answer.map_err(|error| self.transport(&error))?;
@@ -82,7 +112,7 @@ impl Client {
 
     /// Uploads a file; the URL under which a message may name it. It may take as long as it goes on.
     pub(crate) async fn upload(&self, file: tokio::fs::File) -> Result<String, CliError> {
-        let sent = self.http.post(format!("{}/blobs", self.server())).body(file).send().await;
+        let sent = self.shown(self.http.post(format!("{}/blobs", self.server()))).body(file).send().await;
         let answer = sent.map_err(|error| self.transport(&error))?;
         let status = answer.status().as_u16();
         let body = answer.bytes().await.map_err(|error| self.transport(&error))?;
@@ -102,7 +132,7 @@ impl Client {
     }
 
     async fn ask(&self, request: reqwest::RequestBuilder) -> Result<Value, CliError> {
-        let answer = request.timeout(CALL_TIMEOUT).send().await.map_err(|error| self.transport(&error))?;
+        let answer = self.shown(request).timeout(CALL_TIMEOUT).send().await.map_err(|error| self.transport(&error))?;
         let status = answer.status().as_u16();
         let body = answer.bytes().await.map_err(|error| self.transport(&error))?;
         let value: Option<Value> = serde_json::from_slice(&body).ok();
@@ -132,6 +162,38 @@ impl Client {
         }
         CliError::Unreachable(format!("connect to {}: {IS_IT_RUNNING}", self.server()))
     }
+}
+
+/// What is shown to the node: the content of `--token-file`, or TOWLINE_TOKEN.
+fn token(global: &Global) -> Result<Option<String>, CliError> {
+    let (text, place) = match &global.token_file {
+        Some(path) => {
+            let text = std::fs::read_to_string(path);
+            let failed = |error| CliError::Usage(format!("read the token in {}: {error}", path.display()));
+            (text.map_err(failed)?, path.display().to_string())
+        }
+        None => match std::env::var(TOKEN) {
+            Ok(text) => (text, TOKEN.to_owned()),
+            Err(_) => return Ok(None),
+        },
+    };
+    let token = text.trim();
+    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(CliError::Usage(format!(
+            "{place} holds no token: one is a word of ASCII letters, digits and signs"
+        )));
+    }
+    Ok(Some(token.to_owned()))
+}
+
+fn authorities(path: &std::path::Path) -> Result<Vec<reqwest::Certificate>, CliError> {
+    let failed = |error: &dyn std::fmt::Display| CliError::Usage(format!("read {}: {error}", path.display()));
+    let pem = std::fs::read(path).map_err(|error| failed(&error))?;
+    reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| failed(&error))
+}
+
+fn is_plain_remote(server: &str) -> bool {
+    crate::config::http_url(server).is_ok_and(|url| crate::config::is_plain_remote(&url))
 }
 
 fn server_url(text: &str) -> Result<String, CliError> {

@@ -1,6 +1,7 @@
 //! The commands, one file each. All but `node` are clients: they speak A2A and the operator API to a running node.
 
 mod agent;
+mod auth;
 mod card;
 mod client;
 mod cluster;
@@ -19,7 +20,7 @@ use towline_core::TaskState;
 
 use crate::{
     bench::BenchError,
-    cli::{Cli, Command, Global},
+    cli::{AuthCommand, Cli, Command, Global},
     demo::{Console, DemoError},
     error::CliError,
     output::Output,
@@ -55,6 +56,7 @@ pub fn run(cli: Cli, output: &mut Output) -> Result<(), CliError> {
         Command::Init(args) => init::run(&args, output),
         Command::Validate(args) => validate::run(&args, output),
         Command::Completion(args) => completion::run(&args, output),
+        Command::Auth(AuthCommand::Hash) => auth::hash(output),
         command => runtime()?.block_on(run_async(command, &cli.global, output)),
     }
 }
@@ -75,7 +77,11 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
         Command::Agent(command) => agent::run(&command, &Client::new(global)?, output).await,
         Command::Cluster(command) => cluster::run(command, &Client::new(global)?, output).await,
         Command::Mcp(command) => mcp::run(&command, &Client::new(global)?, output).await,
-        Command::Node(_) | Command::Init(_) | Command::Validate(_) | Command::Completion(_) => {
+        Command::Node(_)
+        | Command::Init(_)
+        | Command::Validate(_)
+        | Command::Completion(_)
+        | Command::Auth(AuthCommand::Hash) => {
             unreachable!("run takes the commands that need no runtime of ours")
         }
     }

@@ -4,6 +4,7 @@
 //! with a wrong file ends before it has made a folder or opened a port. A [`NodeConfig`] exists only if nothing is wrong.
 
 mod agents;
+mod auth;
 mod labels;
 mod limits;
 mod mistakes;
@@ -37,7 +38,9 @@ pub use telemetry::TelemetrySettings;
 use section::{Context, Field, Section};
 use tree::Tree;
 
-pub(crate) use values::duration;
+pub(crate) use values::{duration, http_url, is_plain_remote};
+
+use crate::auth::AuthSettings;
 
 /// Largest configuration file: a hundred thousand agents fit.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
@@ -48,8 +51,8 @@ const LONGEST_CERTIFICATE_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Environment variables of settings start with this; `__` stands between the parts of a path.
 const ENV_PREFIX: &str = "TOWLINE_";
 /// The parts that a path may begin with.
-const TOP_LEVEL: [&str; 9] =
-    ["node", "cluster", "front_door", "models", "mcp", "agents", "peers", "telemetry", "limits"];
+const TOP_LEVEL: [&str; 10] =
+    ["node", "cluster", "front_door", "models", "mcp", "agents", "peers", "telemetry", "limits", "auth"];
 
 /// A configuration that is right.
 #[derive(Debug, Clone)]
@@ -68,6 +71,8 @@ pub struct NodeConfig {
     pub telemetry: TelemetrySettings,
     /// How much of what is taken.
     pub limits: LimitSettings,
+    /// Who may call.
+    pub auth: AuthSettings,
 }
 
 /// What lies over the file.
@@ -119,7 +124,7 @@ pub(crate) fn read(text: &str, base: PathBuf, overrides: &Overrides) -> Result<N
 }
 
 fn read_root(mut root: Section<'_>) -> NodeConfig {
-    let node = node::read(&mut root);
+    let mut node = node::read(&mut root);
     let (cluster, certificate_life) = read_cluster(&mut root);
     let models = models::read(&mut root);
     let servers = servers::read(&mut root);
@@ -133,10 +138,11 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let front_door = agents::read_front_door(&mut root, &agents);
     let telemetry = telemetry::read(&mut root);
     let limits = limits::read(&mut root);
+    let auth = auth::read(&mut root, &mut node, &limits);
     root.finish();
     let permits = node.permits;
     let mesh = MeshConfig { permits, models, servers, agents, peers };
-    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits }
+    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth }
 }
 
 fn read_cluster(root: &mut Section<'_>) -> (Option<String>, Duration) {
