@@ -1,6 +1,6 @@
 //! The operator API: what A2A does not show, under `/api/v1`, and the probes `/livez` and `/healthz`.
 //!
-//! For the operator of this machine only, by the same rule as the A2A door. Errors are
+//! Behind the same gate as the A2A door, and for the operator where no other role may ask. Errors are
 //! `{"error": {"code": …, "message": …}}`; 503 means that the cluster has no quorum.
 
 mod members;
@@ -18,8 +18,8 @@ use std::{
 use axum::{
     Json, Router,
     body::Body,
-    extract::{Path, Request, State, rejection::JsonRejection},
-    middleware::{self, Next},
+    extract::{Path, State, rejection::JsonRejection},
+    middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -34,9 +34,9 @@ use towline_core::{
 };
 
 use crate::{
-    a2a::{listener::PeerAddress, principal, unix::UnixPeer},
+    auth::{self, Auth},
     recovered_spans,
-    sign_in::{Presented, SessionRefused, SignIns},
+    sign_in::SignIns,
 };
 
 pub use members::{DrainView, LeftTask};
@@ -59,6 +59,8 @@ pub struct Api {
     pub mesh: Mutex<Option<Mesh>>,
     /// Base URL of the public listener.
     pub public_url: String,
+    /// Who asks, and who may.
+    pub auth: Arc<Auth>,
     /// Whether this node has registered and takes work.
     pub ready: AtomicBool,
     /// Who signs in here.
@@ -117,40 +119,11 @@ pub fn router(api: Arc<Api>) -> Router {
         .route("/api/v1/join-tokens", post(join_token))
         .merge(members::routes())
         .merge(sign_in::routes())
-        .route_layer(middleware::from_fn_with_state(Arc::clone(&api), operator_only))
+        .route_layer(middleware::from_fn(auth::authorize))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&api.auth), auth::gate))
         .route("/livez", get(async || "ok\n"))
         .route("/healthz", get(health))
         .with_state(api)
-}
-
-async fn operator_only(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
-    if request.extensions().get::<UnixPeer>().is_some() {
-        return next.run(request).await;
-    }
-    match request.extensions().get::<Presented>() {
-        Some(Presented::Session(session)) if session.principal.is_operator() => return next.run(request).await,
-        Some(Presented::Session(session)) => {
-            let message = format!("{} is no operator, and this is for operators only", session.principal);
-            return ApiError::new(StatusCode::FORBIDDEN, "forbidden", message).into_response();
-        }
-        Some(Presented::Refused(refused)) => return not_signed_in(refused).into_response(),
-        None => {}
-    }
-    let peer = request.extensions().get::<PeerAddress>().map(|PeerAddress(address)| *address);
-    match principal::local_operator(request.headers(), peer, &api.public_url) {
-        Ok(()) => next.run(request).await,
-        Err(refused) => ApiError::new(StatusCode::FORBIDDEN, "forbidden", refused.to_string()).into_response(),
-    }
-}
-
-fn not_signed_in(refused: &SessionRefused) -> ApiError {
-    let message = refused.to_string();
-    match refused {
-        SessionRefused::Unknown => ApiError::new(StatusCode::UNAUTHORIZED, "unauthenticated", message),
-        SessionRefused::Unavailable { .. } => {
-            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message).retry_after(NO_ANSWER)
-        }
-    }
 }
 
 async fn health(State(api): State<Arc<Api>>) -> Response {

@@ -40,6 +40,12 @@ pub struct Global {
     /// the next. Without it, the context in use, or else http://127.0.0.1:7420
     #[arg(long, global = true, env = "TOWLINE_SERVER", value_name = "URL", value_delimiter = ',')]
     pub server: Vec<String>,
+    /// A file with the token to show to the node; the variable TOWLINE_TOKEN may hold the token itself
+    #[arg(long, global = true, env = "TOWLINE_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// A PEM file with the authority that has signed the node's certificate, if this machine does not know it
+    #[arg(long, global = true, env = "TOWLINE_CA_FILE", value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
 }
 
 /// What is to be done.
@@ -90,7 +96,7 @@ pub enum Command {
     /// Measures this binary on this machine, with three nodes that it starts and stops
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Signing in, and who is signed in
+    /// Who may call: signing in, and who is signed in
     #[command(subcommand)]
     Auth(AuthCommand),
     /// The cluster that commands go to, and the session there
@@ -408,6 +414,9 @@ pub enum AuthCommand {
     /// Devices that ask to be let in
     #[command(subcommand)]
     Device(DeviceCommand),
+    /// Reads a token from standard input and prints the hash that a rule in auth.principals names
+    #[command(after_help = "Example:\n  openssl rand -hex 32 | tee ci.token | towline auth hash")]
+    Hash,
 }
 
 /// `towline auth login`

@@ -4,6 +4,7 @@ use towline_a2a::convert;
 
 use crate::{
     a2a::{blob_range_of, fuzz_http_request, fuzz_request},
+    auth,
     config::{self, Overrides},
 };
 
@@ -40,6 +41,28 @@ pub fn blob_range(bytes: &[u8]) {
     if let Some(range) = std::str::from_utf8(text).ok().and_then(|text| blob_range_of(text, length)) {
         assert!(range.start < range.end && range.end <= length, "{range:?} of {length} bytes");
     }
+}
+
+/// A signed token of a caller: what no key has signed gives no claims.
+pub fn signed_token(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    auth::fuzz_token(text);
+}
+
+/// The key set of an issuer.
+pub fn key_set(bytes: &[u8]) {
+    auth::fuzz_key_set(bytes);
+}
+
+/// A client certificate in DER.
+pub fn client_certificate(bytes: &[u8]) {
+    auth::fuzz_certificate(bytes);
+}
+
+/// The headers by which a caller and its page are known, a line each.
+pub fn caller_headers(bytes: &[u8]) {
+    let mut lines = bytes.splitn(2, |byte| *byte == b'\n');
+    auth::fuzz_headers(lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
 }
 
 /// A configuration file.

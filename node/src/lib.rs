@@ -8,6 +8,7 @@
 
 pub mod a2a;
 pub mod api;
+pub mod auth;
 pub mod bench;
 pub mod cli;
 mod commands;

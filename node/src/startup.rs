@@ -33,6 +33,7 @@ use crate::{
         unix::{self, UnixDoor},
     },
     api::{self, Api},
+    auth::{Auth, PublicTls, Sessions},
     config::NodeConfig,
     error::{CliError, chain},
     peer_server::PeerTls,
@@ -97,7 +98,7 @@ impl Ports {
         let http_address = http.local_addr().map_err(CliError::other)?;
         let peer_address = peer.local_addr().map_err(CliError::other)?;
         let advertised = NodeAddresses {
-            http: node.public_url.clone().unwrap_or_else(|| format!("http://{http_address}")),
+            http: node.public_url.clone().unwrap_or_else(|| format!("{}://{http_address}", node.scheme())),
             peer: node.advertise_peer.clone().unwrap_or_else(|| peer_address.to_string()),
         };
         let unix = node.unix.as_deref().map(bind_unix).transpose()?;
@@ -214,7 +215,7 @@ async fn serve(config: NodeConfig, ports: Ports, stop: CancellationToken) -> Res
     };
     let cluster = Cluster::start(options).await.map_err(cluster_error)?;
     let handle = cluster.handle();
-    let doors = Doors::open(&config, ports, &cluster);
+    let doors = Doors::open(&config, ports, &cluster)?;
     let started = tokio::select! {
         started = start_mesh(&config, &handle, &doors.api) => started.map(|()| None),
         () = stop.cancelled() => Ok(Some(End::Asked)),
@@ -248,22 +249,27 @@ struct Doors {
 }
 
 impl Doors {
-    fn open(config: &NodeConfig, ports: Ports, cluster: &Cluster) -> Self {
+    fn open(config: &NodeConfig, ports: Ports, cluster: &Cluster) -> Result<Self, CliError> {
         let (stopping, close) = (CancellationToken::new(), CancellationToken::new());
         let public_url = ports.advertised.http.clone();
+        let auth = Arc::new(Auth::new(config.auth.clone(), config.node.http, &public_url).map_err(CliError::other)?);
+        let public_tls = config.node.tls.clone().map(PublicTls::new).transpose().map_err(CliError::other)?;
         let settings = Arc::new(A2aSettings {
             cluster: cluster.handle(),
             front_door: config.front_door.clone().unwrap_or_else(no_front_door),
             public_url: public_url.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             most_open: config.limits.open_tasks_per_principal,
+            auth: Arc::clone(&auth),
             stopping: stopping.clone(),
         });
-        let sign_ins = SignIns::new(cluster.handle(), config.device_grant, public_url.clone());
+        let sign_ins = SignIns::new(cluster.handle(), config.auth.device_grant, public_url.clone());
+        settings.auth.attach(Arc::clone(&sign_ins) as Arc<dyn Sessions>);
         let api = Arc::new(Api {
             cluster: cluster.handle(),
             mesh: Mutex::new(None),
             public_url,
+            auth,
             ready: AtomicBool::new(false),
             sign_ins: Arc::clone(&sign_ins),
         });
@@ -277,15 +283,19 @@ impl Doors {
         let address =
             |port: &TcpListener| port.local_addr().map_or_else(|error| error.to_string(), |at| at.to_string());
         tracing::info!(http = address(&ports.http), peer = address(&ports.peer), "listening");
+        let serving_public = match public_tls {
+            Some(tls) => tokio::spawn(listener::serve(ports.http, tls, public, close.clone())),
+            None => tokio::spawn(listener::serve(ports.http, listener::Plain, public, close.clone())),
+        };
         let mut serving = vec![
-            tokio::spawn(listener::serve(ports.http, listener::Plain, public, close.clone())),
+            serving_public,
             tokio::spawn(listener::serve(ports.peer, tls, peer, close.clone())),
             tokio::spawn(sign_ins.watch(close.clone())),
         ];
         if let Some(door) = ports.unix {
             serving.push(tokio::spawn(unix::serve(door, for_all, close.clone())));
         }
-        Self { api, stopping, close, serving }
+        Ok(Self { api, stopping, close, serving })
     }
 
     /// Stops in the reverse order of the start; every step has a limit.

@@ -49,6 +49,12 @@ pub mod reason {
     pub const TOO_MANY_HOPS: &str = "TOO_MANY_HOPS";
     /// The caller may not do this.
     pub const NOT_ALLOWED: &str = "NOT_ALLOWED";
+    /// Nobody is known to ask.
+    pub const UNAUTHENTICATED: &str = "UNAUTHENTICATED";
+    /// Who asks is known, and may not ask for this.
+    pub const PERMISSION_DENIED: &str = "PERMISSION_DENIED";
+    /// Who asks, or where it asks from, asks too often.
+    pub const RATE_LIMITED: &str = "RATE_LIMITED";
     /// Parameters that are missing or wrong.
     pub const INVALID_PARAMS: &str = "INVALID_PARAMS";
     /// The request is not one JSON-RPC 2.0 request.
@@ -60,6 +66,13 @@ pub mod reason {
     /// A bug.
     pub const INTERNAL: &str = "INTERNAL";
 }
+
+/// "Who are you": outside of the range that JSON-RPC reserves, so that a client that knows the codes of the specification is
+/// never told something else.
+pub const UNAUTHENTICATED: i32 = -31_401;
+
+/// "You may not".
+pub const PERMISSION_DENIED: i32 = -31_403;
 
 /// An error as it goes over the wire.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -159,6 +172,21 @@ impl WireError {
     /// The extended card, which the card does not declare (spec 3.1.11).
     pub fn no_extended_card() -> Self {
         Self::unsupported("there is no extended agent card: the agent card does not declare one")
+    }
+
+    /// Nobody is known to ask.
+    pub fn unauthenticated(message: impl Into<String>) -> Self {
+        Self::new(UNAUTHENTICATED, reason::UNAUTHENTICATED, message)
+    }
+
+    /// Who asks is known, and may not ask for this.
+    pub fn permission_denied(message: impl Into<String>) -> Self {
+        Self::new(PERMISSION_DENIED, reason::PERMISSION_DENIED, message)
+    }
+
+    /// Who asks, or where it asks from, asks too often.
+    pub fn rate_limited(message: impl Into<String>, wait: std::time::Duration) -> Self {
+        Self::new(error_code::INTERNAL_ERROR, reason::RATE_LIMITED, message).retry_after(wait)
     }
 
     /// A parameter that is missing or wrong.

@@ -14,7 +14,12 @@ use towline_a2a::{
 };
 use towline_core::{AgentName, AgentSpec};
 
-use super::{A2aSettings, Shared, principal, unix::UnixPeer};
+use super::{
+    A2aSettings, Shared,
+    principal::{self, Caller},
+    unix::UnixPeer,
+};
+use crate::auth;
 
 /// How long a client may keep a card: agents come and go with the configuration of nodes, not by the second.
 const CACHE_CONTROL: &str = "public, max-age=60";
@@ -24,10 +29,14 @@ const SOCKET_BINDING: &str = "https://towline.dev/a2a/binding/jsonrpc-unix";
 
 /// The card of the mesh: its endpoint is the front door.
 pub(super) async fn of_mesh(State(shared): State<Shared>, parts: Parts) -> Response {
-    if let Err(refused) = principal::caller(&parts, &shared) {
+    if let Err(refused) = principal::reader(&parts, &shared) {
         return refused.into_response();
     }
-    let settings = &shared.settings;
+    let card = mesh_card(&shared.settings);
+    respond(&parts.headers, card.map(|card| with_socket(card, &parts, None)))
+}
+
+fn mesh_card(settings: &A2aSettings) -> Result<Value, WireError> {
     let agents: Vec<AgentSpec> =
         settings.cluster.local(|state| state.agents().map(|agent| agent.spec.clone()).collect());
     let name = settings.cluster.cluster_name();
@@ -38,19 +47,47 @@ pub(super) async fn of_mesh(State(shared): State<Shared>, parts: Parts) -> Respo
     );
     let endpoints = endpoints(&settings.public_url, None);
     let card = convert::card(&name, &description, endpoints, &settings.version, &agents);
-    respond(&parts.headers, card.map(|card| with_socket(card, &parts, None)))
+    card.map(|card| described(settings, card))
+}
+
+fn agent_card(settings: &A2aSettings, spec: &AgentSpec) -> Result<Value, WireError> {
+    let endpoints = endpoints(&settings.public_url, Some(&spec.name));
+    let (name, version) = (spec.name.to_string(), &settings.version);
+    let card = convert::card(&name, &spec.description, endpoints, version, std::slice::from_ref(spec));
+    card.map(|card| described(settings, card))
+}
+
+/// A card with what its listener asks of callers.
+fn described(settings: &A2aSettings, mut card: Value) -> Value {
+    auth::card::describe(&settings.auth, &mut card);
+    card
+}
+
+/// The card of the mesh or of an agent, with what its reader may do.
+pub(super) fn extended(settings: &A2aSettings, agent: Option<AgentName>, caller: &Caller) -> Result<Value, WireError> {
+    if !auth::card::has_schemes(&settings.auth) {
+        return Err(WireError::no_extended_card());
+    }
+    let mut card = match agent {
+        None => mesh_card(settings)?,
+        Some(name) => {
+            let spec = known_agent(settings, name.as_str());
+            let problem = || convert::Field::new("tenant", format!("agent {:?} is not known", name.as_str()));
+            agent_card(settings, &spec.ok_or_else(problem)?)?
+        }
+    };
+    auth::card::extend(&mut card, caller);
+    Ok(card)
 }
 
 /// The card of one agent.
 pub(super) async fn of_agent(State(shared): State<Shared>, Path(agent): Path<String>, parts: Parts) -> Response {
-    if let Err(refused) = principal::caller(&parts, &shared) {
+    if let Err(refused) = principal::reader(&parts, &shared) {
         return refused.into_response();
     }
     match known_agent(&shared.settings, &agent) {
         Some(spec) => {
-            let endpoints = endpoints(&shared.settings.public_url, Some(&spec.name));
-            let (name, version) = (spec.name.to_string(), &shared.settings.version);
-            let card = convert::card(&name, &spec.description, endpoints, version, std::slice::from_ref(&spec));
+            let card = agent_card(&shared.settings, &spec);
             respond(&parts.headers, card.map(|card| with_socket(card, &parts, Some(&spec.name))))
         }
         None => json_response(StatusCode::NOT_FOUND, &json!({ "error": format!("agent {agent:?} is not known") })),

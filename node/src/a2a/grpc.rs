@@ -30,7 +30,7 @@ use super::{
     Asking, Shared,
     call::{Binding, Call, MAX_BODY_BYTES, check_version},
     exchange,
-    handler::Outcome,
+    handler::{Method, Outcome},
     principal::{self, Caller},
     stream::{Item, TaskStream},
 };
@@ -50,6 +50,12 @@ async fn serve(State(shared): State<Shared>, request: HttpRequest<Body>) -> Http
         Ok(caller) => caller,
         Err(refused) => return refused.into_response(),
     };
+    let known = parts.uri.path().rsplit_once('/').map(|(_, method)| Method::named(method).map(|_| method));
+    if let Some(Ok(method)) = known
+        && let Err(error) = caller.check_method(method)
+    {
+        return error.to_grpc().into_http();
+    }
     parts.extensions.insert(caller);
     let service = A2aServiceServer::new(Service(shared)).max_decoding_message_size(MAX_BODY_BYTES);
     match service.oneshot(HttpRequest::from_parts(parts, tonic::body::Body::new(body))).await {

@@ -19,9 +19,11 @@ use towline_trace::{Kind, Span, names};
 use super::{
     A2aSettings, Binding, blobs,
     call::Call,
+    cards,
     principal::Caller,
     stream::{AtInput, TaskStream, may_subscribe},
 };
+use crate::auth::StreamPlace;
 
 /// How long `SendMessage` waits for the end of a task. Then it answers with the task as it stands: proxies and clients
 /// give up on calls that take longer, and would not learn the task's id.
@@ -51,6 +53,12 @@ pub(super) enum Outcome {
     Answer(Value),
     /// A stream of events.
     Stream(Box<TaskStream>),
+}
+
+impl From<TaskStream> for Outcome {
+    fn from(stream: TaskStream) -> Self {
+        Outcome::Stream(Box::new(stream))
+    }
 }
 
 /// What is to be done with a request.
@@ -106,6 +114,8 @@ pub(super) enum Query {
         /// The last event that the client knows.
         after: Option<u64>,
     },
+    /// `GetExtendedAgentCard`, of an agent or of the mesh.
+    ExtendedCard(Option<AgentName>),
 }
 
 /// What a decision needs that is not in the request: ids, and the place in the trace.
@@ -130,6 +140,7 @@ pub(super) async fn handle(
     metadata_trace: Option<TraceContext>,
 ) -> Result<Outcome, WireError> {
     let method = Method::named(&asked.call.method)?;
+    asked.caller.check_method(&asked.call.method)?;
     let agent = named_agent(&asked)?.unwrap_or_else(|| settings.front_door.clone());
     let mut span = method_span(&asked, method);
     if let Some(other) = metadata_trace {
@@ -239,7 +250,7 @@ pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh:
             Ok(Decision::Reply(Query::Subscribe { task, after: asked.last_event_id }))
         }
         Method::PushConfig => Err(WireError::no_push()),
-        Method::GetExtendedAgentCard => Err(WireError::no_extended_card()),
+        Method::GetExtendedAgentCard => Ok(Decision::Reply(Query::ExtendedCard(named_agent(asked)?))),
     }
 }
 
@@ -302,6 +313,10 @@ async fn perform(
     let principal = &asked.caller.principal;
     match decision {
         Decision::Propose { mut command, reply_on } => {
+            let place = match reply_on {
+                ReplyOn::Stream { .. } => Some(place(settings, asked)?),
+                ReplyOn::Applied | ReplyOn::Accepted(_) | ReplyOn::Settled(_) => None,
+            };
             blobs::keep(settings, principal, &mut command).await?;
             let task = propose(&settings.cluster, principal, command, &span.context()).await?;
             span.set(names::A2A_TASK_ID, task.to_string());
@@ -311,7 +326,7 @@ async fn perform(
                 ReplyOn::Settled(view) => settled(settings, task, view).await,
                 ReplyOn::Stream { after } => {
                     describe(span, &settings.cluster, task);
-                    return Ok(stream(settings, asked, task, after, AtInput::Ends));
+                    return Ok(stream(settings, asked, task, after, AtInput::Ends).at(place).into());
                 }
             };
             describe(span, &settings.cluster, task);
@@ -340,7 +355,11 @@ async fn perform(
             let found = settings.cluster.recall(task, record).await.map_err(unavailable)?;
             describe(span, &settings.cluster, task);
             may_subscribe(found.ok_or_else(|| WireError::unknown_task(&task.to_string()))?.as_ref(), after)?;
-            Ok(stream(settings, asked, task, after, AtInput::EndsAfterItsEvent))
+            let place = place(settings, asked)?;
+            Ok(stream(settings, asked, task, after, AtInput::EndsAfterItsEvent).at(Some(place)).into())
+        }
+        Decision::Reply(Query::ExtendedCard(agent)) => {
+            cards::extended(settings, agent, &asked.caller).map(Outcome::Answer)
         }
     }
 }
@@ -395,10 +414,15 @@ fn stream(
     task: TaskId,
     after: Option<u64>,
     at_input: AtInput,
-) -> Outcome {
+) -> TaskStream {
     let principal = asked.caller.principal.clone();
     let binding = asked.binding.clone();
-    Outcome::Stream(Box::new(TaskStream::new(Arc::clone(settings), principal, task, binding, after, at_input)))
+    TaskStream::new(Arc::clone(settings), principal, task, binding, after, at_input)
+}
+
+/// A place for a stream, before anything is done for it.
+fn place(settings: &A2aSettings, asked: &Asked<'_>) -> Result<StreamPlace, WireError> {
+    settings.auth.stream(&asked.caller).map_err(|refusal| refusal.to_wire())
 }
 
 fn method_span(asked: &Asked<'_>, method: Method) -> Span {

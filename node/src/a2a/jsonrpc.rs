@@ -32,11 +32,12 @@ impl From<WireError> for Failure {
     }
 }
 
-/// JSON-RPC errors travel with status 200, but for those about the HTTP message itself.
+/// JSON-RPC errors travel with status 200, but for those about the HTTP message itself and about who has sent it.
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let status = match (self.error.reason, self.error.code) {
             (reason::BODY_TOO_LARGE, _) => StatusCode::PAYLOAD_TOO_LARGE,
+            (reason::UNAUTHENTICATED | reason::PERMISSION_DENIED | reason::RATE_LIMITED, _) => self.error.http_status(),
             (_, a2a::error_code::CONTENT_TYPE_NOT_SUPPORTED) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             _ => StatusCode::OK,
         };

@@ -1,9 +1,9 @@
 //! The A2A doors of a node: on the public listener for its callers, and on the peer listener for delegations.
 //!
 //! ```text
-//! listener ─▶ principal ─▶ jsonrpc ─▶ handler::decide ─▶ handler::perform ─▶ one answer | stream
-//!  accept      who asks    rest        a Decision          ClusterHandle
-//!                          grpc: a Call
+//! listener ─▶ auth::gate ─▶ jsonrpc ─▶ handler::decide ─▶ handler::perform ─▶ one answer | stream
+//!  accept      who asks     rest        a Decision          ClusterHandle
+//!                           grpc: a Call
 //! ```
 //!
 //! The three bindings differ in how a request is read and an answer is written, and in nothing else. Both doors are the same router; only the peer door believes the headers that say on whose behalf an agent acts.
@@ -29,6 +29,7 @@ use axum::{
     Router,
     body::Body,
     extract::{Path, State},
+    middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -44,6 +45,8 @@ use handler::{Asked, Outcome};
 use jsonrpc::Failure;
 use principal::Caller;
 
+use crate::auth::{self, Auth};
+
 /// What the A2A doors of a node need.
 pub struct A2aSettings {
     /// The cluster.
@@ -56,6 +59,8 @@ pub struct A2aSettings {
     pub version: String,
     /// Most open tasks that one principal may have; none means the default of the core.
     pub most_open: Option<u32>,
+    /// Who asks, and who may.
+    pub auth: Arc<Auth>,
     /// Canceled when the node begins to stop: streams end, so that their clients go on elsewhere, and waits answer.
     pub stopping: CancellationToken,
 }
@@ -71,18 +76,24 @@ pub enum Door {
 
 /// The A2A routes of one door. There is no fallback, so that other routes can be merged in.
 pub fn router(settings: Arc<A2aSettings>, door: Door) -> Router {
+    let auth = Arc::clone(&settings.auth);
     let shared = Shared { settings, door };
-    Router::new()
+    let closed = Router::new()
         .route("/", post(at_root))
         .route("/a2a/v1", post(at_fixed_path))
         .route("/a2a/v1/", post(at_fixed_path))
         .route("/agents/{agent}", post(at_agent))
         .route("/agents/{agent}/", post(at_agent))
-        .route("/.well-known/agent-card.json", get(cards::of_mesh))
-        .route("/agents/{agent}/.well-known/agent-card.json", get(cards::of_agent))
         .merge(rest::router())
         .merge(grpc::router())
-        .merge(blob_door::router())
+        .merge(blob_door::router());
+    let behind_its_gate = match door {
+        Door::Public => closed.route_layer(middleware::from_fn_with_state(auth, auth::gate)),
+        Door::Peer => closed,
+    };
+    behind_its_gate
+        .route("/.well-known/agent-card.json", get(cards::of_mesh))
+        .route("/agents/{agent}/.well-known/agent-card.json", get(cards::of_agent))
         .with_state(shared)
 }
 
@@ -125,6 +136,11 @@ async fn answer(shared: &Shared, agent: Option<String>, route: &'static str, req
     };
     span.set(names::HTTP_RESPONSE_STATUS_CODE, i64::from(response.status().as_u16()));
     response
+}
+
+/// A request that is refused before its id is known.
+pub(crate) fn plain_failure(error: WireError) -> Response {
+    Failure::from(error).into_response()
 }
 
 /// The head of a request, and where it came in.

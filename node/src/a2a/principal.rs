@@ -1,6 +1,7 @@
 //! Who asks: the one place where a [`Principal`] of a caller is made.
 //!
-//! On the public door that is the operator, and only from this machine: the connection comes from a loopback address,
+//! On the public door that is whom the [gate](crate::auth::gate) has found out by what the request shows. Who shows nothing is
+//! the operator where nothing is configured, and only from this machine: the connection comes from a loopback address,
 //! the `Host` header names this node (a page that rebinds its own name to 127.0.0.1 names itself), and there is no
 //! `Origin` header (no browser page may act as the operator). On the peer door it is what the certificate and the
 //! headers of a delegation say; elsewhere those headers mean nothing.
@@ -13,8 +14,8 @@ use serde_json::json;
 use towline_cluster::NotAdmitted;
 use towline_core::{NodeId, ParentLink, Principal, StepNo};
 
-use super::{Door, Shared, listener::PeerAddress, unix::UnixPeer};
-use crate::sign_in::{Presented, SessionRefused};
+use super::{Door, Shared};
+use crate::auth::{Refusal, Standing, Style};
 
 /// The full principal for which a node of this cluster asks, as JSON.
 const ON_BEHALF_OF: &str = "towline-on-behalf-of";
@@ -38,12 +39,14 @@ pub(crate) struct Caller {
     pub hop: u32,
     /// When it gives up, in milliseconds from now.
     pub deadline_ms: Option<u64>,
+    /// What it may do.
+    pub standing: Standing,
 }
 
 impl Caller {
-    /// Somebody who delegates nothing.
-    fn of(principal: Principal) -> Self {
-        Self { principal, parent: None, hop: 0, deadline_ms: None }
+    /// Somebody who asks from outside of the mesh.
+    pub fn new(principal: Principal, standing: Standing) -> Self {
+        Self { principal, parent: None, hop: 0, deadline_ms: None, standing }
     }
 }
 
@@ -65,9 +68,9 @@ pub enum Refused {
     /// A peer whose certificate lets it not in.
     #[error(transparent)]
     NotAdmitted(#[from] NotAdmitted),
-    /// A token that opens nothing.
-    #[error(transparent)]
-    Session(#[from] SessionRefused),
+    /// A request of the public door that has not come through its gate.
+    #[error("nobody is known to ask")]
+    Nobody,
     /// A header of a delegation that cannot be read.
     #[error("header {header} is missing or cannot be read")]
     Header {
@@ -79,6 +82,7 @@ pub enum Refused {
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let status = match self {
+            Refused::Nobody => return Refusal::Nobody.answer(Style::JsonRpc),
             Refused::NotLoopback
             | Refused::Origin
             | Refused::Host { .. }
@@ -87,8 +91,6 @@ impl IntoResponse for Refused {
             ) => StatusCode::FORBIDDEN,
             // It may be known in a moment.
             Refused::NotAdmitted(NotAdmitted::Unknown { .. }) => StatusCode::SERVICE_UNAVAILABLE,
-            Refused::Session(SessionRefused::Unknown) => StatusCode::UNAUTHORIZED,
-            Refused::Session(SessionRefused::Unavailable { .. }) => StatusCode::SERVICE_UNAVAILABLE,
             Refused::Header { .. } => StatusCode::BAD_REQUEST,
         };
         let body = json!({ "error": self.to_string() }).to_string();
@@ -96,21 +98,18 @@ impl IntoResponse for Refused {
     }
 }
 
+/// Lets whoever reads a card in: on the public door everybody, on the peer door members.
+pub(super) fn reader(parts: &Parts, shared: &Shared) -> Result<(), Refused> {
+    match shared.door {
+        Door::Public => Ok(()),
+        Door::Peer => caller(parts, shared).map(|_| ()),
+    }
+}
+
 /// Who stands behind a request that came through the door of `shared`.
 pub(super) fn caller(parts: &Parts, shared: &Shared) -> Result<Caller, Refused> {
     match shared.door {
-        // The kernel has said who that is.
-        Door::Public if parts.extensions.get::<UnixPeer>().is_some() => Ok(Caller::of(Principal::Operator)),
-        Door::Public => {
-            match parts.extensions.get::<Presented>() {
-                Some(Presented::Session(session)) => return Ok(Caller::of(session.principal.clone())),
-                Some(Presented::Refused(refused)) => return Err(refused.clone().into()),
-                None => {}
-            }
-            let peer = parts.extensions.get().map(|PeerAddress(address)| *address);
-            local_operator(&parts.headers, peer, &shared.settings.public_url)?;
-            Ok(Caller::of(Principal::Operator))
-        }
+        Door::Public => parts.extensions.get::<Caller>().cloned().ok_or(Refused::Nobody),
         Door::Peer => {
             let node = shared.settings.cluster.admit(parts.extensions.get())?;
             peer(&parts.headers, node)
@@ -159,7 +158,7 @@ fn peer(headers: &HeaderMap, node: NodeId) -> Result<Caller, Refused> {
         (None, Some(_)) => return Err(Refused::Header { header: PARENT_TASK }),
     };
     let hop = parsed(headers, HOP)?.unwrap_or(0);
-    Ok(Caller { principal, parent, hop, deadline_ms: parsed(headers, DEADLINE_MS)? })
+    Ok(Caller { principal, parent, hop, deadline_ms: parsed(headers, DEADLINE_MS)?, standing: Standing::unlimited() })
 }
 
 fn text<'a>(headers: &'a HeaderMap, header: &'static str) -> Result<Option<&'a str>, Refused> {

@@ -17,7 +17,7 @@ use super::{
     call::{Binding, Call, check_content_type, check_version, read_body},
     exchange,
     handler::Outcome,
-    principal,
+    principal::{self, Caller},
 };
 
 /// What answers are declared as.
@@ -46,7 +46,7 @@ async fn answer(shared: &Shared, agent: Option<String>, operation: &str, request
         Ok(caller) => caller,
         Err(refused) => return refused.into_response(),
     };
-    let received = receive(&parts, operation, body).await;
+    let received = receive(&parts, operation, &caller, body).await;
     let base = if agent.is_some() { "/agents/{agent}/rest" } else { "/rest" };
     let name = received.as_ref().map_or("{operation}", |(template, _)| template);
     let route = format!("{base}/{name}");
@@ -93,8 +93,9 @@ enum Parameters {
 }
 
 /// Reads one request: the template of its path, and what it asks. The head is judged before the body.
-async fn receive(parts: &Parts, path: &str, body: Body) -> Result<(&'static str, Call), WireError> {
+async fn receive(parts: &Parts, path: &str, caller: &Caller, body: Body) -> Result<(&'static str, Call), WireError> {
     let operation = operation(&parts.method, path)?;
+    caller.check_method(operation.method)?;
     check_version(&parts.headers, &parts.uri)?;
     let mut params = match operation.parameters {
         Parameters::Query => query(parts.uri.query().unwrap_or_default())?,

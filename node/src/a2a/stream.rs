@@ -31,6 +31,7 @@ use towline_cluster::TaskWatch;
 use towline_core::{Event, EventKind, Part, Principal, Record, Task, TaskId, TaskState};
 
 use super::{A2aSettings, Binding, blobs, jsonrpc::envelope};
+use crate::auth::StreamPlace;
 
 /// How often a silent stream shows that it is alive, so that proxies and clients do not take it for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -118,6 +119,8 @@ pub(super) struct TaskStream {
     page: VecDeque<(u64, Answer)>,
     /// The record from the archive: it does not change any more.
     archived: Option<Arc<Task>>,
+    /// Its place among those of its principal, until it ends.
+    place: Option<StreamPlace>,
 }
 
 /// What a stream says next.
@@ -147,7 +150,13 @@ impl TaskStream {
     ) -> Self {
         let watch = settings.cluster.watch_task(task);
         let (sent, page) = (Sent::Nothing, VecDeque::new());
-        Self { settings, principal, task, binding, at_input, watch, after, sent, page, archived: None }
+        Self { settings, principal, task, binding, at_input, watch, after, sent, page, archived: None, place: None }
+    }
+
+    /// The same, with its place among those of its principal.
+    pub(super) fn at(mut self, place: Option<StreamPlace>) -> Self {
+        self.place = place;
+        self
     }
 
     /// What it says next; none at the end.

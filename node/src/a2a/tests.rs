@@ -16,6 +16,7 @@ use towline_core::{
 };
 
 use super::*;
+use crate::auth::AuthSettings;
 
 mod bindings;
 
@@ -384,6 +385,11 @@ struct Node {
 
 impl Node {
     async fn start() -> Self {
+        Self::start_with(AuthSettings::default()).await
+    }
+
+    /// A node that knows these callers.
+    async fn start_with(callers: AuthSettings) -> Self {
         // Another test of this process may have been first.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let data = tempfile::tempdir().unwrap();
@@ -408,15 +414,25 @@ impl Node {
             .await
             .unwrap();
         let stopping = CancellationToken::new();
+        let auth = Arc::new(Auth::new(callers, tcp.local_addr().unwrap(), &url).unwrap());
+        let api = Arc::new(crate::api::Api {
+            cluster: handle.clone(),
+            mesh: tokio::sync::Mutex::new(None),
+            public_url: url.clone(),
+            auth: Arc::clone(&auth),
+            ready: true.into(),
+            sign_ins: crate::sign_in::SignIns::new(handle.clone(), Default::default(), url.clone()),
+        });
         let settings = Arc::new(A2aSettings {
             cluster: handle,
             front_door: "surveyor".parse().unwrap(),
             public_url: url.clone(),
             version: "0".into(),
             most_open: None,
+            auth,
             stopping: stopping.clone(),
         });
-        let router = router(settings, Door::Public);
+        let router = router(settings, Door::Public).merge(crate::api::router(api));
         let serving = tokio::spawn(listener::serve(tcp, listener::Plain, router, stopping.clone()));
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
         Self { url, http, cluster, stopping, serving, _data: data }
@@ -430,6 +446,7 @@ impl Node {
             public_url: self.url.clone(),
             version: "0".into(),
             most_open: None,
+            auth: Arc::new(Auth::new(AuthSettings::default(), ([127, 0, 0, 1], 0).into(), &self.url).unwrap()),
             stopping: self.stopping.clone(),
         });
         let body = serde_json::json!({ "jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {} }).to_string();

@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Service;
 
 use super::listener::{Plain, builder};
+use crate::auth::KernelVouches;
 
 /// Most connections at the same time; more wait in the kernel's queue. They are programs of one user.
 const MAX_CONNECTIONS: usize = 1_024;
@@ -170,6 +171,7 @@ async fn serve_for(door: UnixDoor, router: Router, stop: CancellationToken, user
             let service = service_fn(move |request: Request<Incoming>| {
                 let mut request = request.map(Body::new);
                 request.extensions_mut().insert(peer.clone());
+                request.extensions_mut().insert(KernelVouches);
                 router.clone().call(request)
             });
             let builder = builder::<Plain>();

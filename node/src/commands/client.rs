@@ -1,6 +1,6 @@
 //! A client of running nodes: A2A, and the operator API under `/api/v1`.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use reqwest::Url;
 use serde_json::Value;
@@ -13,6 +13,8 @@ use crate::{cli::Global, error::CliError};
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Holds a token for the node.
+const TOKEN: &str = "TOWLINE_TOKEN";
 /// What to do about an unreachable node.
 const IS_IT_RUNNING: &str = "is a node running there? start one with `towline dev` or `towline node -c FILE`, or name \
     another with --server URL or TOWLINE_SERVER";
@@ -25,6 +27,8 @@ pub(crate) struct Client {
     /// At least one.
     servers: Vec<Server>,
     contexts: Contexts,
+    /// For agents that are named by a URL.
+    elsewhere: reqwest::Client,
 }
 
 /// One node, and how it is reached.
@@ -39,13 +43,17 @@ struct Server {
 }
 
 impl Server {
-    fn new(name: &str, contexts: &Contexts) -> Result<Self, CliError> {
+    fn new(name: &str, token: Option<String>, ca_file: Option<&Path>) -> Result<Self, CliError> {
         let name = server_url(name)?;
+        if token.is_some() && is_plain_remote(&name) {
+            let text = format!("a token would be readable on its way to {name}: use https, or ssh -L");
+            return Err(CliError::Usage(text));
+        }
+        let builder = builder(ca_file)?;
         let (base, http) = match name.strip_prefix(UNIX) {
-            Some(path) => ("http://localhost".to_owned(), builder().unix_socket(path)),
-            None => (name.clone(), builder()),
+            Some(path) => ("http://localhost".to_owned(), builder.unix_socket(path)),
+            None => (name.clone(), builder),
         };
-        let token = contexts.token_for(&name).map(str::to_owned);
         Ok(Self { base, http: http.build().map_err(CliError::other)?, token, name })
     }
 
@@ -65,12 +73,16 @@ impl Server {
 /// A client that shows a token, if there is one.
 fn signed_in(client: A2aClient, token: Option<&str>) -> A2aClient {
     let Some(token) = token else { return client };
-    // A token that no header can carry opens nothing anywhere.
+    // The token was checked when it was read; one that no header can carry opens nothing anywhere.
     client.clone().with_header("authorization", &format!("Bearer {token}")).unwrap_or(client)
 }
 
-fn builder() -> reqwest::ClientBuilder {
-    reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true).no_proxy()
+fn builder(ca_file: Option<&Path>) -> Result<reqwest::ClientBuilder, CliError> {
+    let builder = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true).no_proxy();
+    Ok(match ca_file {
+        Some(path) => builder.tls_certs_merge(authorities(path)?),
+        None => builder,
+    })
 }
 
 impl Client {
@@ -81,8 +93,15 @@ impl Client {
             ([], _) => vec![DEFAULT_SERVER.to_owned()],
             (named, _) => named.to_vec(),
         };
-        let servers: Result<Vec<Server>, CliError> = names.iter().map(|name| Server::new(name, &contexts)).collect();
-        Ok(Self { servers: servers?, contexts })
+        // What is shown by name is shown to the nodes that are named; a session, to those of its cluster.
+        let shown = token(global)?;
+        let token_for =
+            |name: &str| shown.clone().or_else(|| contexts.token_for(name.trim_end_matches('/')).map(str::to_owned));
+        let ca_file = global.ca_file.as_deref();
+        let servers: Result<Vec<Server>, CliError> =
+            names.iter().map(|name| Server::new(name, token_for(name), ca_file)).collect();
+        let elsewhere = builder(ca_file)?.build().map_err(CliError::other)?;
+        Ok(Self { servers: servers?, contexts, elsewhere })
     }
 
     fn first(&self) -> &Server {
@@ -109,13 +128,14 @@ impl Client {
         self.first().a2a("/")
     }
 
-    /// A2A at the endpoint of an agent, on each of the nodes; one endpoint if `agent` is a URL. A session is shown only to a
-    /// node of the cluster that it is of.
+    /// A2A at the endpoint of an agent, on each of the nodes; one endpoint if `agent` is a URL. Somebody else's agent is not
+    /// shown what is for the mesh.
     pub(crate) fn agent(&self, agent: &str) -> Vec<A2aClient> {
         if agent.starts_with("http://") || agent.starts_with("https://") {
-            // A request over a socket would not get there.
-            let http = builder().build().unwrap_or_else(|_| self.first().http.clone());
-            return vec![signed_in(A2aClient::new(http, agent), self.contexts.token_for(agent))];
+            let is_below = |server: &&Server| agent == server.name || agent.starts_with(&format!("{}/", server.name));
+            let token = self.servers.iter().find(is_below).and_then(|server| server.token.as_deref());
+            let token = token.or_else(|| self.contexts.token_for(agent)).filter(|_| !is_plain_remote(agent));
+            return vec![signed_in(A2aClient::new(self.elsewhere.clone(), agent), token)];
         }
         self.at_each(&format!("/agents/{agent}"))
     }
@@ -215,6 +235,38 @@ impl Client {
         }
         CliError::Unreachable(format!("connect to {}: {IS_IT_RUNNING}", self.server()))
     }
+}
+
+/// What is shown to the node: the content of `--token-file`, or TOWLINE_TOKEN.
+fn token(global: &Global) -> Result<Option<String>, CliError> {
+    let (text, place) = match &global.token_file {
+        Some(path) => {
+            let text = std::fs::read_to_string(path);
+            let failed = |error| CliError::Usage(format!("read the token in {}: {error}", path.display()));
+            (text.map_err(failed)?, path.display().to_string())
+        }
+        None => match std::env::var(TOKEN) {
+            Ok(text) => (text, TOKEN.to_owned()),
+            Err(_) => return Ok(None),
+        },
+    };
+    let token = text.trim();
+    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(CliError::Usage(format!(
+            "{place} holds no token: one is a word of ASCII letters, digits and signs"
+        )));
+    }
+    Ok(Some(token.to_owned()))
+}
+
+fn authorities(path: &Path) -> Result<Vec<reqwest::Certificate>, CliError> {
+    let failed = |error: &dyn std::fmt::Display| CliError::Usage(format!("read {}: {error}", path.display()));
+    let pem = std::fs::read(path).map_err(|error| failed(&error))?;
+    reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| failed(&error))
+}
+
+fn is_plain_remote(server: &str) -> bool {
+    crate::config::http_url(server).is_ok_and(|url| crate::config::is_plain_remote(&url))
 }
 
 /// What a node is written as that is reached by a socket of this machine.

@@ -97,7 +97,7 @@ fn addresses(config: &NodeConfig) -> Result<NodeAddresses, CliError> {
     fixed(node.http.port(), "node.listen.http")?;
     fixed(node.peer.port(), "node.listen.peer")?;
     Ok(NodeAddresses {
-        http: node.public_url.clone().unwrap_or_else(|| format!("http://{}", node.http)),
+        http: node.public_url.clone().unwrap_or_else(|| format!("{}://{}", node.scheme(), node.http)),
         peer: node.advertise_peer.clone().unwrap_or_else(|| node.peer.to_string()),
     })
 }

@@ -14,6 +14,7 @@ mod mcp;
 mod members;
 mod node;
 mod send;
+mod sign_in;
 mod snapshot;
 mod task;
 mod validate;
@@ -22,7 +23,7 @@ use towline_core::TaskState;
 
 use crate::{
     bench::BenchError,
-    cli::{Cli, Command, Global},
+    cli::{AuthCommand, Cli, Command, Global},
     demo::{Console, DemoError},
     error::CliError,
     output::Output,
@@ -59,6 +60,7 @@ pub fn run(cli: Cli, output: &mut Output) -> Result<(), CliError> {
         Command::Validate(args) => validate::run(&args, output),
         Command::Completion(args) => completion::run(&args, output),
         Command::Context(command) => context::run(command, output),
+        Command::Auth(AuthCommand::Hash) => auth::hash(output),
         command => runtime()?.block_on(run_async(command, &cli.global, output)),
     }
 }
@@ -79,7 +81,7 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
         Command::Agent(command) => agent::run(&command, &Client::new(global)?, output).await,
         Command::Cluster(command) => cluster::run(command, &Client::new(global)?, output).await,
         Command::Mcp(command) => mcp::run(&command, &Client::new(global)?, output).await,
-        Command::Auth(command) => auth::run(command, &Client::new(global)?, output).await,
+        Command::Auth(command) => sign_in::run(command, &Client::new(global)?, output).await,
         Command::Node(_) | Command::Init(_) | Command::Validate(_) | Command::Completion(_) | Command::Context(_) => {
             unreachable!("run takes the commands that need no runtime of ours")
         }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use towline_core::limits::MAX_SESSION_MS;
+use towline_core::{PrincipalRole, limits::MAX_SESSION_MS};
 
-use super::{section::Section, values};
+use super::{node::NodeSettings, section::Section, values};
+use crate::auth::AuthSettings;
 use crate::sign_in::{DEFAULT_SESSION_TTL, DeviceGrantSettings};
 
 /// A session that ends sooner would have people sign in all the time.
@@ -21,6 +22,18 @@ pub(crate) fn read(auth: &mut Section<'_>) -> DeviceGrantSettings {
     DeviceGrantSettings { enabled, session_ttl: session_ttl.unwrap_or(DEFAULT_SESSION_TTL), allow_operator }
 }
 
+/// Refuses a device grant where nobody could approve: it ends that whoever shows nothing is the operator.
+pub(crate) fn check(root: &Section<'_>, node: &NodeSettings, auth: &AuthSettings) {
+    let by_rule = auth.rules.iter().any(|rule| rule.role == PrincipalRole::Operator);
+    let by_certificate = auth.client_certificates && auth.rules.is_empty();
+    if auth.device_grant.enabled && !by_rule && !by_certificate && node.unix.is_none() {
+        root.mistake(
+            "auth.device_grant is on, and nobody could approve a sign-in: give the operator a way in, as in node.listen: { unix: \
+             unix:///run/towline.sock }, or auth.principals: [ { id: ops, role: operator, bearer: { sha256: HASH } } ]",
+        );
+    }
+}
+
 fn session_ttl(text: &str) -> Result<Duration, String> {
     let ttl = values::duration(text)?;
     if (SHORTEST_SESSION..=Duration::from_millis(MAX_SESSION_MS)).contains(&ttl) {
@@ -34,12 +47,16 @@ mod tests {
     use super::{super::Overrides, *};
 
     fn with(auth: &str) -> Result<DeviceGrantSettings, Vec<String>> {
+        with_node("{ name: a, listen: { unix: t.sock } }", auth)
+    }
+
+    fn with_node(node: &str, auth: &str) -> Result<DeviceGrantSettings, Vec<String>> {
         let text = format!(
-            "node: {{ name: a }}\nmodels: {{ default: {{ provider: ollama, model: m }} }}\n\
+            "node: {node}\nmodels: {{ default: {{ provider: ollama, model: m }} }}\n\
              agents: [ {{ name: reader, instruction: Read. }} ]\n{auth}\n"
         );
         let read = super::super::read(&text, "/nowhere".into(), &Overrides::default());
-        let read = read.map(|config| config.device_grant);
+        let read = read.map(|config| config.auth.device_grant);
         read.map_err(|mistakes| mistakes.iter().map(|one| format!("{}: {}", one.path, one.message)).collect())
     }
 
@@ -50,6 +67,17 @@ mod tests {
         let session_ttl = Duration::from_secs(30 * 60);
         assert_eq!(on, DeviceGrantSettings { enabled: true, session_ttl, allow_operator: true });
         assert!(!with("auth: { device_grant: { enabled: true } }").unwrap().allow_operator);
+    }
+
+    #[test]
+    fn a_grant_that_nobody_could_approve_is_a_mistake() {
+        let grant = "device_grant: { enabled: true }";
+        let mistakes = with_node("{ name: a }", &format!("auth: {{ {grant} }}")).unwrap_err();
+        assert!(mistakes.len() == 1 && mistakes[0].contains("nobody could approve a sign-in"), "{mistakes:?}");
+        let hash = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        let ops = format!("principals: [ {{ id: ops, role: operator, bearer: {{ sha256: {hash} }} }} ]");
+        with_node("{ name: a }", &format!("auth: {{ {grant}, {ops} }}")).unwrap();
+        with_node("{ name: a }", "auth: { device_grant: { enabled: false } }").unwrap();
     }
 
     #[test]

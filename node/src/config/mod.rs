@@ -4,6 +4,7 @@
 //! with a wrong file ends before it has made a folder or opened a port. A [`NodeConfig`] exists only if nothing is wrong.
 
 mod agents;
+mod auth;
 mod device_grant;
 mod labels;
 mod limits;
@@ -30,8 +31,6 @@ use towline_actors::MeshConfig;
 use towline_cluster::CERTIFICATE_LIFE;
 use towline_core::AgentName;
 
-use crate::sign_in::DeviceGrantSettings;
-
 pub use limits::LimitSettings;
 pub use mistakes::{ConfigError, Mistake, Origin};
 pub use node::{DEFAULT_DATA, DEFAULT_HTTP, DEFAULT_PEER, NodeSettings};
@@ -40,7 +39,9 @@ pub use telemetry::TelemetrySettings;
 use section::{Context, Field, Section};
 use tree::Tree;
 
-pub(crate) use values::duration;
+pub(crate) use values::{duration, http_url, is_plain_remote};
+
+use crate::auth::AuthSettings;
 
 /// Largest configuration file: a hundred thousand agents fit.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
@@ -71,8 +72,8 @@ pub struct NodeConfig {
     pub telemetry: TelemetrySettings,
     /// How much of what is taken.
     pub limits: LimitSettings,
-    /// Whether people sign in at devices.
-    pub device_grant: DeviceGrantSettings,
+    /// Who may call.
+    pub auth: AuthSettings,
 }
 
 /// What lies over the file.
@@ -124,7 +125,7 @@ pub(crate) fn read(text: &str, base: PathBuf, overrides: &Overrides) -> Result<N
 }
 
 fn read_root(mut root: Section<'_>) -> NodeConfig {
-    let node = node::read(&mut root);
+    let mut node = node::read(&mut root);
     let (cluster, certificate_life) = read_cluster(&mut root);
     let models = models::read(&mut root);
     let servers = servers::read(&mut root);
@@ -138,20 +139,11 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let front_door = agents::read_front_door(&mut root, &agents);
     let telemetry = telemetry::read(&mut root);
     let limits = limits::read(&mut root);
-    let device_grant = read_auth(&mut root);
+    let auth = auth::read(&mut root, &mut node, &limits);
     root.finish();
     let permits = node.permits;
     let mesh = MeshConfig { permits, models, servers, agents, peers };
-    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, device_grant }
-}
-
-fn read_auth(root: &mut Section<'_>) -> DeviceGrantSettings {
-    let Some(mut section) = root.get("auth").and_then(|field| field.section()) else {
-        return DeviceGrantSettings::default();
-    };
-    let device_grant = device_grant::read(&mut section);
-    section.finish();
-    device_grant
+    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth }
 }
 
 fn read_cluster(root: &mut Section<'_>) -> (Option<String>, Duration) {

@@ -5,13 +5,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustls::pki_types::{PrivateKeyDer, pem::PemObject as _};
 use towline_core::Labels;
 
 use super::{
+    auth::{read_certificates, read_pem},
     labels,
     section::{Field, Section},
     values::{host_port, http_url, listen_address, plain_name, resolve, url_text},
 };
+use crate::auth::TlsSettings;
 
 /// Default of `node.listen.http`.
 pub const DEFAULT_HTTP: &str = "127.0.0.1:7420";
@@ -45,6 +48,15 @@ pub struct NodeSettings {
     pub labels: Labels,
     /// A socket for programs of this machine, if there is one.
     pub unix: Option<PathBuf>,
+    /// TLS of `http`, if it speaks it.
+    pub tls: Option<TlsSettings>,
+}
+
+impl NodeSettings {
+    /// What clients speak with `http`.
+    pub(crate) fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
 }
 
 /// What a socket may be written with.
@@ -69,6 +81,7 @@ pub(crate) fn read(root: &mut Section<'_>) -> NodeSettings {
     }
     let permits = section.get("permits").and_then(|field| field.number(1, MAX_PERMITS)).unwrap_or(DEFAULT_PERMITS);
     let labels = labels::read(&mut section);
+    let tls = section.get("tls").and_then(|field| read_tls(&field));
     section.finish();
     NodeSettings {
         name: name.unwrap_or_default(),
@@ -80,6 +93,7 @@ pub(crate) fn read(root: &mut Section<'_>) -> NodeSettings {
         permits,
         labels,
         unix,
+        tls,
     }
 }
 
@@ -98,13 +112,14 @@ fn fallback() -> NodeSettings {
         permits: DEFAULT_PERMITS,
         labels: Labels::new(),
         unix: None,
+        tls: None,
     }
 }
 
 fn read_listen(node: &mut Section<'_>, base: &Path) -> (SocketAddr, SocketAddr, Option<PathBuf>) {
     let defaults = (known(DEFAULT_HTTP), known(DEFAULT_PEER), None);
     let Some(mut section) = node.get("listen").and_then(|field| field.section()) else { return defaults };
-    let http = section.get("http").and_then(|field| read_http(&field)).unwrap_or(defaults.0);
+    let http = section.get("http").and_then(|field| field.parse(listen_address)).unwrap_or(defaults.0);
     let peer_field = section.get("peer");
     let peer = peer_field.as_ref().and_then(|field| field.parse(listen_address)).unwrap_or(defaults.1);
     if http == peer && http.port() != 0 {
@@ -126,16 +141,18 @@ fn socket_path(base: &Path, text: &str) -> Result<PathBuf, String> {
     Ok(resolve(base, path))
 }
 
-fn read_http(field: &Field<'_>) -> Option<SocketAddr> {
-    let address = field.parse(listen_address)?;
-    if !address.ip().is_loopback() {
-        field.mistake(format!(
-            "{address} is not on loopback: clients are not authenticated yet, so anybody who reaches the port would be \
-             the operator; listen on 127.0.0.1 and reach it through ssh or a proxy that authenticates"
-        ));
-        return None;
-    }
-    Some(address)
+/// The certificate of the listener for clients, with its chain, and its key: PEM files.
+fn read_tls(field: &Field<'_>) -> Option<TlsSettings> {
+    let mut section = field.section()?;
+    let certificates = section.required("certificate", "FILE").and_then(|field| read_certificates(&field));
+    let key = section.required("key", "FILE").and_then(|field| {
+        field.parse(|path| {
+            let pem = read_pem(&field, path)?;
+            PrivateKeyDer::from_pem_slice(&pem).map_err(|error| format!("file {path}: {error}"))
+        })
+    });
+    section.finish();
+    Some(TlsSettings { certificates: certificates?, key: key?, client_ca: Vec::new() })
 }
 
 fn known(address: &str) -> SocketAddr {

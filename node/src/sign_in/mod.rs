@@ -4,13 +4,14 @@
 //! POST /oauth/device_authorization ─▶ a request under a code      device.rs     RFC 8628
 //! towline auth device approve      ─▶ a decision                  api/sign_in.rs
 //! POST /oauth/token                ─▶ a session and its token     device.rs
-//! Authorization: Bearer towline_st_… ─▶ guard ─▶ principal        sessions.rs
+//! Authorization: Bearer towline_st_… ─▶ guard ─▶ auth::gate      sessions.rs, known.rs
 //! a code of this process           ─▶ a session of the operator   launch.rs
 //! ```
 //! Requests and sessions are in the replicated state, as hashes of their secrets: any node and any restart knows them, and a
 //! revocation ends what a session has opened on every node. What counts tries is in the memory of each node.
 
 mod device;
+mod known;
 mod launch;
 mod limiter;
 mod secrets;
@@ -35,8 +36,7 @@ use launch::Launches;
 use limiter::Limiter;
 
 pub(crate) use device::{DEVICE_AUTHORIZATION, GRANT_TYPE, REVOKE, TOKEN};
-pub(crate) use sessions::Presented;
-pub use sessions::{SessionRefused, SignedIn, guard};
+pub use sessions::guard;
 
 /// How long a session of the device grant is good, where the configuration does not say.
 pub const DEFAULT_SESSION_TTL: Duration = Duration::from_secs(8 * 3600);

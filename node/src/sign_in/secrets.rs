@@ -7,7 +7,12 @@ use towline_core::{SessionId, UserCode};
 pub(super) const TOKEN_PREFIX: &str = "towline_st_";
 
 /// Longest text that can be a token of ours.
-pub(super) const MAX_TOKEN_BYTES: usize = 128;
+const MAX_TOKEN_BYTES: usize = 128;
+
+/// Whether a text has the form of a token of ours.
+pub(super) fn is_token(text: &str) -> bool {
+    text.starts_with(TOKEN_PREFIX) && text.len() <= MAX_TOKEN_BYTES
+}
 
 /// The system gives no random numbers.
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,4 @@
-//! What a session opens, and how that ends: the guard before all routes looks up the token of a request, says who asks, and
-//! ends the wait and the stream of a request once its session is revoked or over.
+//! What a session opens, and how that ends: the guard before all routes looks up the token of a request, and ends the wait and the stream of a request once its session is revoked or over.
 
 use std::{
     pin::Pin,
@@ -20,12 +19,9 @@ use serde_json::json;
 use tokio::sync::{broadcast::error::RecvError, watch};
 use tokio_util::sync::CancellationToken;
 use towline_cluster::ClusterHandle;
-use towline_core::{Effect, Principal, SecretHash, SessionId, SignIn, Timestamp};
+use towline_core::{Effect, SecretHash, SignIn, Timestamp};
 
-use super::{
-    SignIns, now,
-    secrets::{MAX_TOKEN_BYTES, TOKEN_PREFIX},
-};
+use super::{SignIns, now, secrets::is_token};
 
 /// The use of a session is noted when its last mark is older than this.
 const SEEN_EVERY: Duration = Duration::from_secs(5 * 60);
@@ -36,20 +32,16 @@ const NOTE_EVERY: Duration = Duration::from_secs(10);
 /// Answers up to this are on their way at once, and nothing is gained by watching over them.
 const SHORT_ANSWER: u64 = 64 * 1024;
 
-/// Somebody who is signed in.
+/// A session that is good, as one request sees it.
 #[derive(Debug, Clone)]
-pub struct SignedIn {
-    /// Who asks.
-    pub principal: Principal,
-    /// With which session.
-    pub session: SessionId,
+struct SignedIn {
     token: SecretHash,
     expires: Timestamp,
 }
 
 /// Why a token opens nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SessionRefused {
+enum SessionRefused {
     /// It is not the token of a session, or not any more.
     #[error("this session is not known: it is over, or was revoked; sign in again with `towline auth login`")]
     Unknown,
@@ -61,31 +53,17 @@ pub enum SessionRefused {
     },
 }
 
-/// What a request presented: an extension of each request that came with a token of a session.
-#[derive(Debug, Clone)]
-pub(crate) enum Presented {
-    /// A session.
-    Session(SignedIn),
-    /// Something that looks like one and is none.
-    Refused(SessionRefused),
-}
-
 impl SignIns {
-    /// Whose session a token is. What this node does not know yet, or cannot be sure of since it may be cut off, is asked of
+    /// The session that a token opens. What this node does not know yet, or cannot be sure of since it may be cut off, is asked of
     /// the cluster.
     ///
     /// # Errors
     /// When it is nobody's, or nobody answers.
-    pub(crate) async fn resolve(&self, token: &str) -> Result<SignedIn, SessionRefused> {
+    async fn resolve(&self, token: &str) -> Result<SignedIn, SessionRefused> {
         let hash = SecretHash::of(token);
         let look = |state: &towline_core::State, now| {
             state.session(&hash, now).map(|session| {
-                let signed_in = SignedIn {
-                    principal: session.principal(),
-                    session: session.id.clone(),
-                    token: hash.clone(),
-                    expires: session.expires,
-                };
+                let signed_in = SignedIn { token: hash.clone(), expires: session.expires };
                 (signed_in, session.seen)
             })
         };
@@ -168,24 +146,20 @@ impl Life {
 fn presented(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
-    let token = token.trim();
-    let is_ours = scheme.eq_ignore_ascii_case("bearer") && token.starts_with(TOKEN_PREFIX);
-    (is_ours && token.len() <= MAX_TOKEN_BYTES).then_some(token)
+    Some(token.trim()).filter(|token| scheme.eq_ignore_ascii_case("bearer") && is_token(token))
 }
 
-/// Stands before all routes: says whose session a request came with, and ends it with that session.
-pub async fn guard(State(sign_ins): State<Arc<SignIns>>, mut request: Request, next: Next) -> Response {
+/// Stands before all routes: makes sure that this node knows what there is to know of the token of a request, and ends the
+/// request with its session. Who asks, and whether that one may, is said behind it, by the gate.
+pub async fn guard(State(sign_ins): State<Arc<SignIns>>, request: Request, next: Next) -> Response {
     let Some(token) = presented(request.headers()) else { return next.run(request).await };
     let signed_in = match sign_ins.resolve(token).await {
         Ok(signed_in) => signed_in,
-        Err(refused) => {
-            request.extensions_mut().insert(Presented::Refused(refused));
-            return next.run(request).await;
-        }
+        Err(SessionRefused::Unknown) => return next.run(request).await,
+        Err(refused @ SessionRefused::Unavailable { .. }) => return not_now(&refused, is_grpc(request.headers())),
     };
     let is_grpc = is_grpc(request.headers());
     let life = sign_ins.life(&signed_in);
-    request.extensions_mut().insert(Presented::Session(signed_in));
     let mut over: Over = Box::pin(life.over());
     let response = tokio::select! {
         response = next.run(request) => response,
@@ -200,11 +174,21 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }
 
+/// The answer to a request of whose session nothing can be said.
+fn not_now(refused: &SessionRefused, is_grpc: bool) -> Response {
+    if is_grpc {
+        let status = [("content-type", "application/grpc"), ("grpc-status", "14"), ("grpc-message", "try again")];
+        return (status, Body::empty()).into_response();
+    }
+    let body = json!({ "error": { "code": "unavailable", "message": refused.to_string() } });
+    let headers = [(header::CONTENT_TYPE, "application/json"), (header::RETRY_AFTER, "1")];
+    (StatusCode::SERVICE_UNAVAILABLE, headers, body.to_string()).into_response()
+}
+
 /// The answer to a request whose session ended while it waited.
 fn revoked(is_grpc: bool) -> Response {
     if is_grpc {
-        let headers = [(header::CONTENT_TYPE, "application/grpc")];
-        return (headers, grpc_status(), Body::empty()).into_response();
+        return ([(header::CONTENT_TYPE, "application/grpc")], grpc_status(), Body::empty()).into_response();
     }
     let headers = [
         (header::CONTENT_TYPE, "application/json"),
@@ -310,7 +294,7 @@ mod tests {
         for other in ["Basic towline_st_abc", "Bearer abc", "towline_st_abc", "Bearer"] {
             assert_eq!(of(other), None, "{other}");
         }
-        assert_eq!(of(&format!("Bearer towline_st_{}", "a".repeat(MAX_TOKEN_BYTES))), None);
+        assert_eq!(of(&format!("Bearer towline_st_{}", "a".repeat(200))), None);
         assert_eq!(presented(&HeaderMap::new()), None);
     }
 }

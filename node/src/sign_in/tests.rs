@@ -16,6 +16,7 @@ use super::{launch::LAUNCH, *};
 use crate::{
     a2a::{self, A2aSettings, Door, listener},
     api::{self, Api},
+    auth::{Auth, AuthSettings, Sessions},
 };
 
 /// A wait of a test: far above what is measured, since machines are busy.
@@ -317,19 +318,24 @@ impl Node {
         let registration = Registration { capacity: 8, agents: vec![reader], labels: towline_core::Labels::new() };
         cluster.handle().register(registration).await.unwrap();
         let stopping = CancellationToken::new();
+        let sign_ins = SignIns::new(cluster.handle(), settings, url.clone());
+        let auth_settings = AuthSettings { device_grant: settings, ..AuthSettings::default() };
+        let auth = Arc::new(Auth::new(auth_settings, ([127, 0, 0, 1], 0).into(), &url).unwrap());
+        auth.attach(Arc::clone(&sign_ins) as Arc<dyn Sessions>);
         let a2a_settings = Arc::new(A2aSettings {
             cluster: cluster.handle(),
             front_door: "reader".parse().unwrap(),
             public_url: url.clone(),
             version: "0".into(),
             most_open: None,
+            auth: Arc::clone(&auth),
             stopping: stopping.clone(),
         });
-        let sign_ins = SignIns::new(cluster.handle(), settings, url.clone());
         let api = Arc::new(Api {
             cluster: cluster.handle(),
             mesh: tokio::sync::Mutex::new(None),
             public_url: url.clone(),
+            auth,
             ready: AtomicBool::new(true),
             sign_ins: Arc::clone(&sign_ins),
         });

@@ -15,8 +15,9 @@ impl WireError {
     pub fn grpc_code(&self) -> Code {
         match self.reason {
             reason::UNAVAILABLE => Code::Unavailable,
-            reason::RESOURCE_EXHAUSTED => Code::ResourceExhausted,
-            reason::NOT_ALLOWED => Code::PermissionDenied,
+            reason::RESOURCE_EXHAUSTED | reason::RATE_LIMITED => Code::ResourceExhausted,
+            reason::UNAUTHENTICATED => Code::Unauthenticated,
+            reason::NOT_ALLOWED | reason::PERMISSION_DENIED => Code::PermissionDenied,
             reason::METHOD_NOT_FOUND => Code::Unimplemented,
             _ => match self.code {
                 error_code::TASK_NOT_FOUND => Code::NotFound,
@@ -40,6 +41,7 @@ impl WireError {
         }
         match self.grpc_code() {
             Code::NotFound | Code::Unimplemented => StatusCode::NOT_FOUND,
+            Code::Unauthenticated => StatusCode::UNAUTHORIZED,
             Code::PermissionDenied => StatusCode::FORBIDDEN,
             Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
             Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
@@ -52,8 +54,7 @@ impl WireError {
             | Code::Aborted
             | Code::OutOfRange
             | Code::Internal
-            | Code::DataLoss
-            | Code::Unauthenticated => StatusCode::INTERNAL_SERVER_ERROR,
+            | Code::DataLoss => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -85,6 +86,7 @@ fn status_name(code: Code) -> &'static str {
         Code::InvalidArgument => "INVALID_ARGUMENT",
         Code::FailedPrecondition => "FAILED_PRECONDITION",
         Code::NotFound => "NOT_FOUND",
+        Code::Unauthenticated => "UNAUTHENTICATED",
         Code::PermissionDenied => "PERMISSION_DENIED",
         Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
         Code::Unavailable => "UNAVAILABLE",
@@ -97,8 +99,7 @@ fn status_name(code: Code) -> &'static str {
         | Code::Aborted
         | Code::OutOfRange
         | Code::Internal
-        | Code::DataLoss
-        | Code::Unauthenticated => "INTERNAL",
+        | Code::DataLoss => "INTERNAL",
     }
 }
 

@@ -2,6 +2,7 @@ use serde_json::json;
 use towline_core::{ParentLink, StepNo, TaskState};
 
 use super::*;
+use crate::auth::Standing;
 
 const OURS: &str = "00000000-0000-0000-0000-000000000007";
 
@@ -86,7 +87,8 @@ fn undeclared_capabilities_are_answered_with_their_errors() {
     ] {
         assert_eq!(code(method, json!({})), -32003, "{method}");
     }
-    assert_eq!(code("GetExtendedAgentCard", json!({})), -32004);
+    let card = decided("GetExtendedAgentCard", json!({ "tenant": "reader" })).unwrap();
+    assert_eq!(card, Decision::Reply(Query::ExtendedCard(Some("reader".parse().unwrap()))));
     let push = json!({ "taskPushNotificationConfig": { "url": "https://a.example/hook" } });
     assert_eq!(code("SendMessage", json!({ "message": message(), "configuration": push })), -32003);
     assert_eq!(Method::named("message/send").unwrap_err().code, -32601);
@@ -164,7 +166,7 @@ fn a_read_is_local_only_where_the_caller_asks_for_it() {
 fn asked(method: &str, params: Value) -> Asked<'static> {
     Asked {
         agent: None,
-        caller: Caller { principal: Principal::Operator, parent: None, hop: 0, deadline_ms: None },
+        caller: Caller::new(Principal::Operator, Standing::unlimited()),
         binding: Binding::JsonRpc { id: json!(1) },
         call: Call { method: method.to_owned(), params },
         last_event_id: None,

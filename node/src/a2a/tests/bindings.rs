@@ -8,6 +8,8 @@ use towline_a2a::convert;
 
 use super::*;
 
+mod authorization;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Spoken {
     JsonRpc,
@@ -162,13 +164,14 @@ struct Client<'a> {
     node: &'a Node,
     spoken: Spoken,
     version: Option<&'static str>,
+    token: Option<&'static str>,
     grpc: A2aServiceClient<Channel>,
 }
 
 impl<'a> Client<'a> {
     async fn new(node: &'a Node, spoken: Spoken) -> Self {
         let channel = Channel::from_shared(node.url.clone()).unwrap().connect().await.unwrap();
-        Self { node, spoken, version: Some("1.0"), grpc: A2aServiceClient::new(channel) }
+        Self { node, spoken, version: Some("1.0"), token: None, grpc: A2aServiceClient::new(channel) }
     }
 
     async fn ask(&self, method: &str, params: Value) -> Result<Value, Refusal> {
@@ -213,6 +216,10 @@ impl<'a> Client<'a> {
             }
             Spoken::HttpJson => self.over_http_json(method, params),
             Spoken::Grpc => unreachable!("gRPC has its own client"),
+        };
+        let request = match self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
         };
         match self.version {
             Some(version) => request.header("A2A-Version", version),
@@ -322,6 +329,9 @@ impl<'a> Client<'a> {
         let mut request = tonic::Request::new(convert::result_to::<T>(params).unwrap());
         if let Some(version) = self.version {
             request.metadata_mut().insert("a2a-version", version.parse().unwrap());
+        }
+        if let Some(token) = self.token {
+            request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
         }
         request
     }
