@@ -429,7 +429,6 @@ impl From<SignInRejection> for OauthError {
 }
 
 impl From<ProposeError> for OauthError {
-    #[expect(clippy::wildcard_enum_match_arm, reason = "no other rejection has a name of its own in OAuth")]
     fn from(error: ProposeError) -> Self {
         let text = error.to_string();
         match error {

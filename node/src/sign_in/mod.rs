@@ -18,8 +18,7 @@ mod secrets;
 mod sessions;
 
 #[cfg(test)]
-#[expect(clippy::wildcard_enum_match_arm, reason = "anything else fails the test")]
-pub(crate) mod tests;
+mod tests;
 
 use std::{
     collections::BTreeSet,

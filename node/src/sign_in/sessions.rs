@@ -112,7 +112,7 @@ impl SignIns {
     }
 
     fn life(&self, signed_in: &SignedIn) -> Life {
-        let SignedIn { token, expires, .. } = signed_in.clone();
+        let SignedIn { token, expires } = signed_in.clone();
         Life { cluster: self.cluster.clone(), token, expires, ended: self.ended.subscribe() }
     }
 }

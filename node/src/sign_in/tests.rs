@@ -283,8 +283,8 @@ fn code(asked: &Value) -> &str {
 }
 
 /// A node without a mesh: tasks are taken, and nobody runs them.
-pub(crate) struct Node {
-    pub(crate) url: String,
+struct Node {
+    url: String,
     http: reqwest::Client,
     cluster: Cluster,
     sign_ins: Arc<SignIns>,
