@@ -85,11 +85,13 @@ pub fn router(settings: Arc<A2aSettings>, door: Door) -> Router {
         .route("/agents/{agent}", post(at_agent))
         .route("/agents/{agent}/", post(at_agent))
         .merge(rest::router())
-        .merge(grpc::router())
-        .merge(blob_door::router());
+        .merge(grpc::router());
+    let blobs = blob_door::router();
     let behind_its_gate = match door {
-        Door::Public => closed.route_layer(middleware::from_fn_with_state(auth, auth::gate)),
-        Door::Peer => closed,
+        Door::Public => closed
+            .merge(blobs.route_layer(middleware::from_fn(auth::authorize)))
+            .route_layer(middleware::from_fn_with_state(auth, auth::gate)),
+        Door::Peer => closed.merge(blobs),
     };
     behind_its_gate
         .route("/.well-known/agent-card.json", get(cards::of_mesh))

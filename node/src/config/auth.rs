@@ -52,8 +52,17 @@ pub(crate) fn read(root: &mut Section<'_>, node: &mut NodeSettings, limits: &Lim
     if let Some(mut section) = root.get("auth").and_then(|field| field.section()) {
         read_client_ca(&mut section, node, &mut settings);
         settings.origins = section.list("origins").iter().filter_map(|field| field.parse(Origin::parse)).collect();
-        settings.jwt = section.get("jwt").and_then(|field| read_jwt(&field));
-        settings.rules = read_rules(&mut section, &settings);
+        let jwt = section.get("jwt");
+        settings.jwt = jwt.as_ref().and_then(read_jwt);
+        let checked = Checked { certificates: section.get("client_ca").is_some(), jwt: jwt.is_some() };
+        settings.rules = read_rules(&mut section, checked);
+        if let Some(field) = jwt
+            && !settings.rules.iter().any(|rule| matches!(rule.evidence, Evidence::Jwt(_)))
+        {
+            field.mistake(
+                "no rule in auth.principals has jwt, so nobody would be known by a token: write { id: \"oidc:{sub}\", role: user, jwt: {} }",
+            );
+        }
         settings.device_grant = device_grant::read(&mut section);
         section.finish();
     }
@@ -61,6 +70,13 @@ pub(crate) fn read(root: &mut Section<'_>, node: &mut NodeSettings, limits: &Lim
     check_listener(root, node, &settings);
     device_grant::check(root, node, &settings);
     settings
+}
+
+/// What a listener can tell callers by, beside bearers: whether it is written, be it right or not.
+#[derive(Debug, Clone, Copy)]
+struct Checked {
+    certificates: bool,
+    jwt: bool,
 }
 
 fn read_client_ca(section: &mut Section<'_>, node: &mut NodeSettings, settings: &mut AuthSettings) {
@@ -134,7 +150,7 @@ fn between(text: &str, least: Duration, most: Duration) -> Result<Duration, Stri
     Err(format!("{text:?} is out of range: {}s to {}s", least.as_secs(), most.as_secs()))
 }
 
-fn read_rules(section: &mut Section<'_>, settings: &AuthSettings) -> Vec<Rule> {
+fn read_rules(section: &mut Section<'_>, checked: Checked) -> Vec<Rule> {
     let fields = section.list("principals");
     if fields.len() > MAX_RULES {
         section.mistake(format!("{} principals are too many: at most {MAX_RULES}", fields.len()));
@@ -144,7 +160,7 @@ fn read_rules(section: &mut Section<'_>, settings: &AuthSettings) -> Vec<Rule> {
     let mut bearers: BTreeSet<Sha256> = BTreeSet::new();
     let mut rules = Vec::new();
     for field in fields {
-        let Some(rule) = read_rule(&field, settings) else { continue };
+        let Some(rule) = read_rule(&field, checked) else { continue };
         let known = *roles.entry(rule.id.clone()).or_insert(rule.role);
         if known != rule.role {
             field.mistake(format!(
@@ -164,13 +180,13 @@ fn read_rules(section: &mut Section<'_>, settings: &AuthSettings) -> Vec<Rule> {
     rules
 }
 
-fn read_rule(field: &Field<'_>, settings: &AuthSettings) -> Option<Rule> {
+fn read_rule(field: &Field<'_>, checked: Checked) -> Option<Rule> {
     let mut section = field.section()?;
     let id = section.required("id", "user:ada").and_then(|field| read_id(&field));
     let role = section.required("role", "user").and_then(|field| field.parse(role));
     let labels = read_labels(&mut section);
     let grants = section.list("grants");
-    let evidence = read_evidence(&mut section, settings);
+    let evidence = read_evidence(&mut section, checked);
     section.finish();
     let (id, role, evidence) = (id?, role?, evidence?);
     let allowed: Vec<Grant> = grants.iter().filter_map(|field| field.parse(Grant::parse)).collect();
@@ -227,7 +243,7 @@ fn read_labels(section: &mut Section<'_>) -> BTreeMap<String, String> {
 }
 
 /// What a rule wants to be shown: one thing.
-fn read_evidence(section: &mut Section<'_>, settings: &AuthSettings) -> Option<Evidence> {
+fn read_evidence(section: &mut Section<'_>, checked: Checked) -> Option<Evidence> {
     let bearer = section.get("bearer");
     let certificate = section.get("certificate");
     let jwt = section.get("jwt");
@@ -248,7 +264,7 @@ fn read_evidence(section: &mut Section<'_>, settings: &AuthSettings) -> Option<E
         return read_bearer(&field).map(Evidence::Bearer);
     }
     if let Some(field) = certificate {
-        if !settings.client_certificates {
+        if !checked.certificates {
             field.mistake(
                 "no client is asked for a certificate: write auth.client_ca: FILE, the authority that signs them",
             );
@@ -256,7 +272,7 @@ fn read_evidence(section: &mut Section<'_>, settings: &AuthSettings) -> Option<E
         return read_certificate(&field).map(Evidence::Certificate);
     }
     if let Some(field) = jwt {
-        if settings.jwt.is_none() {
+        if !checked.jwt {
             field.mistake("no issuer is known: write auth.jwt: { issuer: …, audience: …, jwks_url: … }");
         }
         return read_claims(&field).map(Evidence::Jwt);

@@ -37,6 +37,9 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
+/// A rule that takes tokens of an issuer.
+const TOKENS: &str = "principals: [ { id: \"oidc:{sub}\", role: user, jwt: {} } ]";
+
 const TLS: &str = ", tls: { certificate: cert.pem, key: key.pem }";
 
 #[test]
@@ -136,22 +139,21 @@ fn a_rule_that_says_what_cannot_be_is_refused() {
 
 #[test]
 fn origins_and_issuers_are_named_or_refused() {
-    let jwt =
-        |more: &str| format!("auth: {{ jwt: {{ issuer: i, audience: a, jwks_url: \"https://id.example/k\"{more} }} }}");
+    let jwt = |more: &str| {
+        format!("auth: {{ jwt: {{ issuer: i, audience: a, jwks_url: \"https://id.example/k\"{more} }}, {TOKENS} }}")
+    };
     for (rest, says) in [
         ("auth: { origins: [\"*\"] }".to_owned(), "any page could act"),
         ("auth: { origins: [\"https://*.example\"] }".to_owned(), "any page could act"),
         ("auth: { origins: [console.example] }".to_owned(), "is no origin"),
         ("auth: { rules: [] }".to_owned(), "is not a setting"),
-        ("auth: { jwt: { issuer: i, audience: a } }".to_owned(), "jwks_url is missing"),
+        (format!("auth: {{ jwt: {{ issuer: i, audience: a }}, {TOKENS} }}"), "jwks_url is missing"),
+        (jwt("").replace(TOKENS, "origins: []"), "nobody would be known by a token"),
         (jwt(", algorithms: [HS256]"), "is not taken"),
         (jwt(", algorithms: [none]"), "is not taken"),
         (jwt(", cache: 1s"), "is out of range"),
         (jwt(", leeway: 1h"), "is out of range"),
-        (
-            "auth: { jwt: { issuer: i, audience: a, jwks_url: \"http://id.example/k\" } }".to_owned(),
-            "can be replaced on the way",
-        ),
+        (jwt("").replace("https://", "http://"), "can be replaced on the way"),
     ] {
         let mistakes = with_base("/nowhere".as_ref(), "", &rest).unwrap_err();
         assert!(mistakes.len() == 1 && mistakes[0].contains(says), "{rest}: {mistakes:?}");
