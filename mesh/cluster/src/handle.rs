@@ -864,5 +864,9 @@ fn command_name(command: &Command) -> &'static str {
         Command::Upload { .. } => "Upload",
         Command::Note { .. } => "Note",
         Command::Archive { .. } => "Archive",
+        Command::SetWebhook(_) => "SetWebhook",
+        Command::RemoveWebhook(_) => "RemoveWebhook",
+        Command::ClaimWebhooks { .. } => "ClaimWebhooks",
+        Command::ReportWebhook(_) => "ReportWebhook",
     }
 }

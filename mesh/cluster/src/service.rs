@@ -288,6 +288,10 @@ fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
         | Command::Undrain { .. }
         | Command::Upload { .. }
         | Command::Note { .. }
+        | Command::SetWebhook(_)
+        | Command::RemoveWebhook(_)
+        | Command::ClaimWebhooks { .. }
+        | Command::ReportWebhook(_)
         | Command::NodeUp { .. } => true,
     }
 }

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, Labels, LateReport, Message, NodeAddresses,
-    NodeCertificate, NodeId, NodeRole, OwnerReport, Principal, Resolve, StepNo, Submission, TaskId, TaskState,
-    TraceContext, doubt::listed,
+    NodeCertificate, NodeId, NodeRole, OwnerReport, Principal, Resolve, SetWebhook, StepNo, Submission, TaskId,
+    TaskState, TraceContext, WebhookName, WebhookReport, doubt::listed,
 };
 
 mod questions;
@@ -147,6 +147,21 @@ pub enum Command {
         /// The tasks; those that have not ended, or are not here, stay as they are.
         tasks: Vec<TaskId>,
     },
+    /// A client wants to be told of the events of its task at a URL.
+    SetWebhook(Box<SetWebhook>),
+    /// A client no longer wants that.
+    RemoveWebhook(WebhookName),
+    /// A node takes webhooks that no node has.
+    ClaimWebhooks {
+        /// The node.
+        node: NodeId,
+        /// This life of its process.
+        boot: BootId,
+        /// Those that have an owner by then stay with it.
+        webhooks: Vec<WebhookName>,
+    },
+    /// The owner of a webhook reports what came of its calls.
+    ReportWebhook(Box<WebhookReport>),
 }
 
 /// What a command did.

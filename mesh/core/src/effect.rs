@@ -28,4 +28,9 @@ pub enum Effect {
     },
     /// Some agent is placed on other nodes than before.
     PlacementChanged,
+    /// The task has other webhooks than before, or another node tells one of them.
+    Webhook {
+        /// The task.
+        task: TaskId,
+    },
 }

@@ -34,6 +34,7 @@ mod principal;
 mod state;
 mod task;
 mod trace_context;
+mod webhook;
 
 pub use agent::{Agent, AgentSpec, Placement};
 pub use blob::{Blob, BlobForm, BlobHash, InvalidBlobHash};
@@ -55,3 +56,7 @@ pub use principal::Principal;
 pub use state::{Founder, ListFilter, Listing, Record, Row, State, Stub, TaskPage};
 pub use task::{Adoption, OwnerReport, OwnerWord, ParentLink, Submission, Task, TaskState, TaskStatus, Turn};
 pub use trace_context::{InvalidTraceContext, TraceContext};
+pub use webhook::{
+    FailedCall, Failing, LastAttempt, SetWebhook, Webhook, WebhookAuth, WebhookConfig, WebhookLease, WebhookName,
+    WebhookReport, WebhookTotals,
+};

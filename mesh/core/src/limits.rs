@@ -125,3 +125,28 @@ pub const MAX_LATE_RESULTS: usize = 16;
 
 /// Longest text that is kept of a late result, in characters: it is shown to a person.
 pub const MAX_LATE_RESULT_CHARS: usize = 2_000;
+
+/// Most webhooks of one task: each of its events is sent to all of them.
+pub const MAX_WEBHOOKS_PER_TASK: usize = 16;
+
+/// Most webhooks in the cluster: each is in the state of every node, with a place in the events of its task, and looked at
+/// once a second.
+pub const MAX_WEBHOOKS: usize = 20_000;
+
+/// Most webhooks of one principal: one caller does not fill the list that all share.
+pub const MAX_WEBHOOKS_PER_PRINCIPAL: usize = 10_000;
+
+/// Longest URL of a webhook, in bytes: what proxies and servers commonly take.
+pub const MAX_WEBHOOK_URL_BYTES: usize = 2_048;
+
+/// Longest token or credentials of a webhook, in bytes: a signed token with some claims fits, and so it does into a header.
+pub const MAX_WEBHOOK_SECRET_BYTES: usize = 4_096;
+
+/// Longest text that is kept of what came of a call, in characters: it is shown to a person.
+pub const MAX_WEBHOOK_SAID_CHARS: usize = 200;
+
+/// How long a receiver may fail to take one event before its webhook is given up: an outage over a day is noticed.
+pub const WEBHOOK_PATIENCE_MS: u64 = 24 * 3600 * 1000;
+
+/// Webhooks that one entry gives to a node at most: it bounds the time of one `apply`.
+pub const MAX_CLAIMED_PER_ENTRY: usize = 256;

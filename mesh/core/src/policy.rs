@@ -5,7 +5,12 @@ use crate::{Command, Principal, Rejection};
 /// Refuses a command that `by` may not give, whatever the state.
 pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> {
     let allowed = match command {
-        Command::Submit(_) | Command::Continue { .. } | Command::Cancel { .. } | Command::Upload { .. } => match by {
+        Command::Submit(_)
+        | Command::Continue { .. }
+        | Command::Cancel { .. }
+        | Command::Upload { .. }
+        | Command::SetWebhook(_)
+        | Command::RemoveWebhook(_) => match by {
             Principal::Operator | Principal::Agent { .. } => true,
             Principal::Node(_) => false,
         },
@@ -16,8 +21,11 @@ pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> 
         | Command::Undrain { .. }
         | Command::Resolve(_)
         | Command::Note { .. } => *by == Principal::Operator,
-        Command::NodeUp { node, .. } | Command::Certify { node, .. } => *by == Principal::Node(*node),
+        Command::NodeUp { node, .. } | Command::Certify { node, .. } | Command::ClaimWebhooks { node, .. } => {
+            *by == Principal::Node(*node)
+        }
         Command::Report(_)
+        | Command::ReportWebhook(_)
         | Command::Testify(_)
         | Command::Found { .. }
         | Command::Enrol(_)

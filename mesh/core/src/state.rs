@@ -22,6 +22,7 @@ mod doubt;
 mod enrolment;
 mod finished;
 mod members;
+mod push;
 mod room;
 mod waiting;
 
@@ -29,6 +30,7 @@ use blobs::Named;
 use dedup::{Expiring, Sent};
 use finished::Archived;
 pub use finished::{Listing, Record, Row, Stub, TaskPage};
+use push::Webhooks;
 use room::OpenTasks;
 
 type TaskKey = (VShard, TaskId);
@@ -69,6 +71,9 @@ pub struct State {
     /// Terminal tasks whose records are in the archive.
     #[serde(default, skip_serializing_if = "Archived::is_empty")]
     archived: Archived,
+    /// Who is told of tasks.
+    #[serde(default, skip_serializing_if = "Webhooks::is_empty")]
+    webhooks: Webhooks,
     #[serde(skip)]
     open: OpenTasks,
     last: Stamp,
@@ -140,6 +145,10 @@ impl State {
                 self.notes.put(key, Note { value, version }).map(|()| done(Vec::new()))
             }
             Command::Archive { tasks } => self.archive(&tasks),
+            Command::SetWebhook(set) => self.set_webhook(&by, *set, stamp),
+            Command::RemoveWebhook(name) => self.remove_webhook(&by, &name),
+            Command::ClaimWebhooks { node, boot, webhooks } => self.claim_webhooks(node, boot, &webhooks, stamp),
+            Command::ReportWebhook(report) => self.report_webhook(&by, *report, stamp),
         }
     }
 
@@ -163,6 +172,7 @@ impl State {
         for old in lost {
             self.lose_leases(old, &mut Vec::new());
         }
+        self.webhooks.void_leases(None);
         self.last.index = node.0;
         self.cluster = Some((cluster, name));
         self.nodes = BTreeMap::from([(node, new_node(node, node_name, NodeRole::Voter, addresses, self.last.at))]);
@@ -565,6 +575,7 @@ impl State {
         } else {
             return;
         };
+        self.webhooks.forget(id);
         self.children.remove(&id);
         if let Some(parent) = &parent
             && let Some(siblings) = self.children.get_mut(&parent.task)
@@ -595,6 +606,7 @@ impl State {
 
     /// Ends every lease of a node that was lost or came back as another process.
     fn lose_leases(&mut self, node: NodeId, effects: &mut Vec<Effect>) {
+        self.webhooks.void_leases(Some(node));
         for id in self.leased.remove(&node).unwrap_or_default() {
             let Some(task) = self.tasks.get_mut(&key(id)).map(Arc::make_mut) else { continue };
             task.lease = None;

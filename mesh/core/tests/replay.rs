@@ -60,6 +60,7 @@ fn the_kept_log_shows_every_kind_of_command() {
             "assign_pending",
             "cancel",
             "certify",
+            "claim_webhooks",
             "continue",
             "drain",
             "enrol",
@@ -69,9 +70,12 @@ fn the_kept_log_shows_every_kind_of_command() {
             "node_up",
             "note",
             "remove_node",
+            "remove_webhook",
             "report",
+            "report_webhook",
             "resolve",
             "set_role",
+            "set_webhook",
             "submit",
             "sweep",
             "testify",
@@ -197,7 +201,37 @@ fn eventful_day() -> Log {
     log.operator(Command::Cancel { task: archived }).unwrap();
     log.archive(vec![archived]);
     log.operator(Command::Cancel { task: archived }).unwrap();
+    told_by_webhooks(&mut log);
     log
+}
+
+/// The node that tells is lost, and another one goes on.
+fn told_by_webhooks(log: &mut Log) {
+    let task = log.submit(11, "reader", 1);
+    let auth = WebhookAuth { scheme: "Bearer".into(), credentials: Some("secret".into()) };
+    for id in ["first", "second"] {
+        let url = "https://receiver.example/hook".to_owned();
+        let config =
+            WebhookConfig { id: id.into(), url, token: Some("token".into()), authentication: Some(auth.clone()) };
+        log.operator(Command::SetWebhook(Box::new(SetWebhook { task, config, from: Some(0), prefer: NodeId(1) })))
+            .unwrap();
+    }
+    let first = WebhookName { task, id: "first".into() };
+    let epoch = log.state.webhook(&first).and_then(|hook| hook.lease).unwrap().epoch;
+    let report = WebhookReport {
+        webhook: first.clone(),
+        epoch,
+        attempts: 1,
+        delivered: 0,
+        after: Some(0),
+        said: "status 500".into(),
+        failed: Some(FailedCall { wait_ms: 1_000, is_final: false }),
+    };
+    log.node(1, Command::ReportWebhook(Box::new(report))).unwrap();
+    log.operator(Command::RemoveWebhook(WebhookName { task, id: "second".into() })).unwrap();
+    log.lose(1);
+    log.up(1, boot(1, 4)).unwrap();
+    log.node(1, Command::ClaimWebhooks { node: NodeId(1), boot: boot(1, 4), webhooks: vec![first] }).unwrap();
 }
 
 /// The node comes back as a learner.
@@ -233,5 +267,9 @@ fn kind(command: &Command) -> &'static str {
         Command::Note { .. } => "note",
         Command::Upload { .. } => "upload",
         Command::Archive { .. } => "archive",
+        Command::SetWebhook(_) => "set_webhook",
+        Command::RemoveWebhook(_) => "remove_webhook",
+        Command::ClaimWebhooks { .. } => "claim_webhooks",
+        Command::ReportWebhook(_) => "report_webhook",
     }
 }

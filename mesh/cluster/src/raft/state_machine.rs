@@ -624,7 +624,7 @@ impl Watched {
         for effect in effects {
             let sender = match effect {
                 Effect::Start { task, .. } | Effect::Stop { task, .. } | Effect::Changed { task } => watched.get(task),
-                Effect::PlacementChanged => None,
+                Effect::PlacementChanged | Effect::Webhook { .. } => None,
             };
             if let Some(sender) = sender {
                 sender.send_modify(|count| *count += 1);

@@ -13,6 +13,7 @@ impl Command {
             | Command::MintToken { .. }
             | Command::Upload { .. }
             | Command::Note { .. }
+            | Command::SetWebhook(_)
             | Command::Enrol(_) => true,
             Command::Report(_)
             | Command::Testify(_)
@@ -27,7 +28,10 @@ impl Command {
             | Command::Undrain { .. }
             | Command::AssignPending
             | Command::Sweep
-            | Command::Archive { .. } => false,
+            | Command::Archive { .. }
+            | Command::RemoveWebhook(_)
+            | Command::ClaimWebhooks { .. }
+            | Command::ReportWebhook(_) => false,
         }
     }
 
@@ -54,7 +58,11 @@ impl Command {
             | Command::Sweep
             | Command::Archive { .. }
             | Command::Upload { .. }
-            | Command::Note { .. } => None,
+            | Command::Note { .. }
+            | Command::SetWebhook(_)
+            | Command::RemoveWebhook(_)
+            | Command::ClaimWebhooks { .. }
+            | Command::ReportWebhook(_) => None,
         }
     }
 
