@@ -13,6 +13,7 @@ pub mod cli;
 mod commands;
 pub mod config;
 pub mod demo;
+mod descriptors;
 pub mod dev;
 pub mod error;
 #[doc(hidden)]

@@ -30,6 +30,7 @@ use crate::{
     a2a::{self, A2aSettings, Door, listener},
     api::{self, Api},
     config::NodeConfig,
+    descriptors,
     error::{CliError, chain},
     peer_server::PeerTls,
     telemetry,
@@ -64,6 +65,7 @@ pub struct StartOptions {
 /// # Errors
 /// When it cannot start, or its Raft core stops for good.
 pub fn run(config: NodeConfig, options: StartOptions) -> Result<(), CliError> {
+    descriptors::raise();
     let runtime = tokio::runtime::Runtime::new().map_err(CliError::other)?;
     let stop = runtime.block_on(async { stop_signal(options.exit_with_stdin) })?;
     let ports = runtime.block_on(Ports::bind(&config))?;
