@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
+use crate::PushConfig;
 use towline_core::{AgentName, AgentSpec, Labels, OnAdoption, Placement};
 
 /// The whole configuration of this node's part of the mesh.
@@ -17,6 +18,8 @@ pub struct MeshConfig {
     pub agents: Vec<AgentConfig>,
     /// Agents outside of this mesh, reached over A2A.
     pub peers: Vec<PeerConfig>,
+    /// How clients are told by webhooks; none where that is off.
+    pub push: Option<PushConfig>,
 }
 
 /// One agent.

@@ -22,6 +22,7 @@ use crate::{
     agent::{AgentActor, AgentMsg},
     mcp_connection::McpHandle,
     orphans,
+    push::{Push, PushActor, PushMsg},
     shared::Shared,
     task_run::{AgentContext, Leave},
 };
@@ -53,6 +54,8 @@ pub(crate) enum DispatcherMsg {
     Quiet,
     /// A crashed connection has rested.
     Reconnect { server: String },
+    /// The push actor has rested after a crash.
+    RestartPush,
 }
 
 pub(crate) struct DispatcherState {
@@ -63,6 +66,7 @@ pub(crate) struct DispatcherState {
     resting: BTreeMap<AgentName, Instant>,
     connections: BTreeMap<ActorId, String>,
     restarts: BTreeMap<String, VecDeque<Instant>>,
+    push: Option<ActorRef<PushMsg>>,
     /// What the state says of this node, and when its patience ends.
     draining: Option<(Draining, Instant)>,
     is_quiet: bool,
@@ -89,6 +93,7 @@ impl Actor for DispatcherActor {
             resting: BTreeMap::new(),
             connections: BTreeMap::new(),
             restarts: BTreeMap::new(),
+            push: None,
             draining: None,
             is_quiet: false,
         };
@@ -96,6 +101,7 @@ impl Actor for DispatcherActor {
         for server in servers {
             state.connect(&server).await?;
         }
+        state.start_push().await?;
         Ok(state)
     }
 
@@ -117,6 +123,11 @@ impl Actor for DispatcherActor {
             DispatcherMsg::Reconnect { server } => {
                 if let Err(error) = state.connect(&server).await {
                     state.rest_connection(server, &error.to_string());
+                }
+            }
+            DispatcherMsg::RestartPush => {
+                if let Err(error) = state.start_push().await {
+                    state.rest_push(&error.to_string());
                 }
             }
         }
@@ -150,6 +161,11 @@ impl Actor for DispatcherActor {
                 tracing::warn!(%error, "agent did not stop in time");
             }
         });
+        if let Some(push) = state.push.take()
+            && let Err(error) = push.stop_and_wait(None, Some(AGENTS_STOP_TIMEOUT)).await
+        {
+            tracing::warn!(%error, "push notifications did not stop in time");
+        }
         futures::future::join_all(stops).await;
         futures::future::join_all(state.shared.servers().iter().map(McpHandle::stop)).await;
         Ok(())
@@ -168,6 +184,20 @@ impl DispatcherState {
         Ok(())
     }
 
+    async fn start_push(&mut self) -> Result<(), ActorProcessingErr> {
+        let Some(config) = self.shared.config.push.clone() else { return Ok(()) };
+        let push = Push { shared: Arc::clone(&self.shared), config };
+        let (actor, _) = Actor::spawn_linked(None, PushActor, push, self.myself.get_cell()).await?;
+        self.push = Some(actor);
+        Ok(())
+    }
+
+    fn rest_push(&mut self, reason: &str) {
+        let wait = self.restart_wait("push notifications");
+        tracing::error!(reason, wait_ms = wait.as_millis() as u64, "push notifications crashed");
+        self.myself.send_after(wait, || DispatcherMsg::RestartPush);
+    }
+
     async fn effect(&mut self, effect: Effect) {
         let node = self.shared.cluster.node_id();
         match effect {
@@ -178,7 +208,7 @@ impl DispatcherState {
                 self.agents.values().for_each(|agent| tell(agent, AgentMsg::Stop { task }));
             }
             Effect::PlacementChanged => self.reconcile().await,
-            Effect::Start { .. } | Effect::Stop { .. } | Effect::Changed { .. } => {}
+            Effect::Start { .. } | Effect::Stop { .. } | Effect::Changed { .. } | Effect::Webhook { .. } => {}
         }
     }
 
@@ -286,6 +316,10 @@ impl DispatcherState {
         if let Some(server) = self.connections.remove(&child.get_id()) {
             self.rest_connection(server, reason);
             return;
+        }
+        if self.push.as_ref().is_some_and(|push| push.get_id() == child.get_id()) {
+            self.push = None;
+            return self.rest_push(reason);
         }
         let ended = self.agents.iter().find(|(_, agent)| agent.get_id() == child.get_id());
         let Some(name) = ended.map(|(name, _)| name.clone()) else { return };

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! Mesh ──▶ Dispatcher ─┬▶ Agent ─▶ TaskRun ─▶ Delegation      one per agent, leased task, outstanding delegation
-//!                      └▶ McpConnection                       one per server
+//!                      ├▶ McpConnection                       one per server
+//!                      └▶ Push                                one, where push notifications are on
 //! ```
 //! What a task does next is decided by a pure function of its journal (`decision`); the actors perform it and report what
 //! came of it as words in the log. Nothing here knows how the log is kept, or how a caller is answered.
@@ -14,6 +15,7 @@ pub mod config;
 mod decision;
 mod delegation;
 mod dispatcher;
+pub mod egress;
 mod errands;
 mod error;
 pub mod mcp_connection;
@@ -21,6 +23,7 @@ pub mod model;
 mod orphans;
 mod outbox;
 pub mod prompt;
+mod push;
 mod shared;
 mod stored;
 mod task_run;
@@ -37,6 +40,7 @@ pub use config::{
 };
 pub use error::MeshError;
 pub use mcp_connection::McpServerStatus;
+pub use push::PushConfig;
 
 use dispatcher::{DispatcherActor, DispatcherMsg};
 use mcp_connection::McpHandle;

@@ -182,6 +182,7 @@ fn config() -> MeshConfig {
         servers: vec![],
         agents: vec![agent],
         peers: vec![],
+        push: None,
     }
 }
 

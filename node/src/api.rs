@@ -4,6 +4,7 @@
 //! `{"error": {"code": …, "message": …}}`; 503 means that the cluster has no quorum.
 
 mod members;
+mod push;
 mod resolve;
 
 use std::{
@@ -38,6 +39,7 @@ use crate::{
 };
 
 pub use members::{DrainView, LeftTask};
+pub use push::WebhookView;
 
 /// Longest life of a join token: who needs one later makes one later.
 const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -108,6 +110,8 @@ pub fn router(api: Arc<Api>) -> Router {
         .route("/api/v1/mcp", get(mcp))
         .route("/api/v1/tasks/{id}", get(task))
         .route("/api/v1/tasks/{id}/trace", get(trace))
+        .route("/api/v1/tasks/{id}/push", get(push::of_task))
+        .route("/api/v1/push", get(push::totals))
         .route(resolve::ROUTE, post(resolve::resolve))
         .route("/api/v1/join-tokens", post(join_token))
         .merge(members::routes())

@@ -211,6 +211,20 @@ pub enum TaskCommand {
         #[arg(long)]
         no_raft: bool,
     },
+    /// Webhooks that are told of a task
+    #[command(subcommand)]
+    Push(PushCommand),
+}
+
+/// `towline task push …`
+#[derive(Debug, Subcommand)]
+pub enum PushCommand {
+    /// Shows how the webhooks of a task fare: what each has taken, and what came of the last call
+    #[command(after_help = "Example:\n  towline task push list 0198c0de-0000-7000-8000-000000000000")]
+    List {
+        /// Id of the task
+        id: String,
+    },
 }
 
 /// `towline task resolve`

@@ -1,6 +1,7 @@
 //! Decoders of what clients send and operators write, as plain functions for fuzzing: none of them may panic.
 
 use towline_a2a::convert;
+use towline_actors::egress::{self, EgressPolicy};
 
 use crate::{
     a2a::{blob_range_of, fuzz_http_request, fuzz_request},
@@ -13,7 +14,10 @@ pub fn a2a_request(bytes: &[u8]) {
     drop(convert::send_request(params.clone()));
     drop(convert::get_request(params.clone()));
     drop(convert::task_request(params.clone()));
-    drop(convert::list_request(params));
+    drop(convert::list_request(params.clone()));
+    drop(convert::create_push_config(params.clone()));
+    drop(convert::push_config_name(params.clone()));
+    drop(convert::list_push_configs(params));
 }
 
 /// The path and the query of a request over HTTP+JSON, parted by the first `?`.
@@ -40,6 +44,15 @@ pub fn blob_range(bytes: &[u8]) {
     if let Some(range) = std::str::from_utf8(text).ok().and_then(|text| blob_range_of(text, length)) {
         assert!(range.start < range.end && range.end <= length, "{range:?} of {length} bytes");
     }
+}
+
+/// The URL of a webhook: what is taken is https, and no address that is not public. What the operator may allow is read as well.
+pub fn push_url(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    drop(text.parse::<egress::Allowed>());
+    let Ok(target) = EgressPolicy::default().target(text) else { return };
+    assert!(target.is_https(), "{text:?} is taken");
+    assert!(target.literal().is_none_or(egress::is_public), "{text:?} is taken");
 }
 
 /// A configuration file.

@@ -19,7 +19,7 @@ use std::{
 
 use tokio::{net::TcpListener, sync::Mutex, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
-use towline_actors::Mesh;
+use towline_actors::{Mesh, MeshConfig, PushConfig};
 use towline_cluster::{
     Cluster, ClusterError, ClusterHandle, ClusterOptions, ProposeError, Registration,
     membership::{self, Identity, Joining},
@@ -247,6 +247,7 @@ impl Doors {
             public_url: public_url.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             most_open: config.limits.open_tasks_per_principal,
+            push: config.push.clone(),
             stopping: stopping.clone(),
         });
         let api = Arc::new(Api {
@@ -306,7 +307,10 @@ fn no_front_door() -> AgentName {
 /// Starts the mesh and registers; from then on this node takes work.
 async fn start_mesh(config: &NodeConfig, handle: &ClusterHandle, api: &Api) -> Result<(), CliError> {
     let agents = Mesh::agent_specs(&config.mesh);
-    let mesh = Mesh::start(config.mesh.clone(), handle.clone()).await.map_err(CliError::other)?;
+    let public_url = api.public_url.clone();
+    let push = config.push.clone().map(|policy| PushConfig { policy, public_url });
+    let mesh = MeshConfig { push, ..config.mesh.clone() };
+    let mesh = Mesh::start(mesh, handle.clone()).await.map_err(CliError::other)?;
     *api.mesh.lock().await = Some(mesh);
     let registration = Registration { capacity: config.mesh.permits, agents, labels: config.node.labels.clone() };
     register(handle, registration).await?;

@@ -5,3 +5,5 @@ mod in_doubt;
 mod mcp_server;
 mod model;
 mod peer;
+mod push;
+mod push_urls;

@@ -32,6 +32,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "a2a_answer", run: towline::fuzz::a2a_answer },
     Target { name: "event_stream", run: event_stream },
     Target { name: "configuration", run: towline::fuzz::configuration },
+    Target { name: "push_url", run: towline::fuzz::push_url },
 ];
 
 /// What a peer streams: server-sent events.

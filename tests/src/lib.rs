@@ -17,6 +17,7 @@ mod made;
 mod observer;
 mod ports;
 mod wait;
+mod webhook_receiver;
 
 pub use a2a_client::{A2aClient, RpcError, http_client, state_of, task_of, text_message, text_of_artifacts};
 pub use binaries::{scripted_mcp, towline};
@@ -28,3 +29,4 @@ pub use made::{made_base64, made_bytes};
 pub use observer::{Observer, Seen, concatenated_text};
 pub use ports::free_port;
 pub use wait::{LONG, eventually, within};
+pub use webhook_receiver::{Call, Takes, WebhookReceiver};

@@ -5,6 +5,7 @@
 //! decoded protobuf message, before the SDK fills gaps with defaults, and an error names the field.
 
 mod protobuf;
+mod push;
 mod remote;
 mod requests;
 mod results;
@@ -17,6 +18,10 @@ use towline_core::{
 };
 
 pub use protobuf::{params_of, result_to};
+pub use push::{
+    CreatePushConfig, ListPushConfigs, PushConfigName, create_push_config, list_push_configs, push_config,
+    push_config_name, push_configs,
+};
 pub use remote::{
     RemoteTask, StreamEvent, card_from_wire, page_from_wire, send_reply_from_wire, stream_event_from_wire,
 };

@@ -145,6 +145,12 @@ impl WireError {
         Self::protocol(error_code::TASK_NOT_FOUND, format!("task {} is not known", shortened(task)))
     }
 
+    /// There is no such push notification config of the task.
+    pub fn unknown_push_config(id: &str) -> Self {
+        let message = format!("push notification config {:?} of the task is not known", shortened(id));
+        Self::protocol(error_code::TASK_NOT_FOUND, message)
+    }
+
     /// Something that the protocol knows and this server, or this task, does not do.
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::protocol(error_code::UNSUPPORTED_OPERATION, message)

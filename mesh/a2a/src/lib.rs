@@ -18,6 +18,14 @@ pub use errors::{WireError, shortened};
 pub use event_stream::fuzz as fuzz_event_stream;
 pub use event_stream::{EventStream, StreamItem};
 
+/// The path below which a node serves content that is too large for its place.
+pub const BLOB_PATH: &str = "/blobs";
+
+/// Where a node with this base URL serves content of a task.
+pub fn blob_link(base: &str, task: towline_core::TaskId, hash: towline_core::BlobHash) -> String {
+    format!("{base}{BLOB_PATH}/{task}/{hash}")
+}
+
 /// Metadata key under which tasks and events carry the index of the last event, which is also the SSE id.
 pub const GENERATION_KEY: &str = "dev.towline/generation";
 

@@ -10,13 +10,13 @@ use towline_a2a::{
 };
 use towline_cluster::{BlobError, ClusterHandle};
 use towline_core::{
-    Blob, BlobForm, BlobHash, Command, Content, Message, Principal, Rejection, TaskId, limits::MAX_SHOWN_BLOB_BYTES,
+    Blob, BlobForm, BlobHash, Command, Content, Message, Principal, Rejection, limits::MAX_SHOWN_BLOB_BYTES,
 };
 
 use super::{A2aSettings, handler::unavailable};
 
 /// Where blobs are read and uploaded.
-pub(super) const PATH: &str = "/blobs";
+pub(super) const PATH: &str = towline_a2a::BLOB_PATH;
 
 /// Keeps the large parts of what a command says, and finds the uploads that it links to.
 pub(super) async fn keep(settings: &A2aSettings, by: &Principal, command: &mut Command) -> Result<(), WireError> {
@@ -99,7 +99,7 @@ pub(super) async fn show(settings: &A2aSettings, answer: &mut Answer) -> Result<
         match part.blob() {
             None => {}
             Some(blob) if blob.length <= MAX_SHOWN_BLOB_BYTES => shown.push(part),
-            Some(blob) => part.content = Content::Url(link(&settings.public_url, task, blob.hash)),
+            Some(blob) => part.content = Content::Url(towline_a2a::blob_link(&settings.public_url, task, blob.hash)),
         }
     }
     settings.cluster.show_parts(shown, MAX_SHOWN_BLOB_BYTES).await.map_err(not_shown)
@@ -109,10 +109,6 @@ pub(super) async fn show(settings: &A2aSettings, answer: &mut Answer) -> Result<
 pub(super) async fn shown(settings: &Arc<A2aSettings>, mut answer: Answer) -> Result<serde_json::Value, WireError> {
     show(settings, &mut answer).await?;
     answer.encode()
-}
-
-fn link(base: &str, task: TaskId, hash: BlobHash) -> String {
-    format!("{base}{PATH}/{task}/{hash}")
 }
 
 fn not_kept(error: BlobError) -> WireError {

@@ -34,7 +34,8 @@ pub(super) async fn of_mesh(State(shared): State<Shared>, parts: Parts) -> Respo
         settings.front_door
     );
     let endpoints = endpoints(&settings.public_url, None);
-    respond(&parts.headers, convert::card(&name, &description, endpoints, &settings.version, &agents))
+    let card = convert::card(&name, &description, endpoints, &settings.version, &agents);
+    respond(&parts.headers, card.map(|card| with_push(settings, card)))
 }
 
 /// The card of one agent.
@@ -47,10 +48,16 @@ pub(super) async fn of_agent(State(shared): State<Shared>, Path(agent): Path<Str
             let endpoints = endpoints(&shared.settings.public_url, Some(&spec.name));
             let (name, version) = (spec.name.to_string(), &shared.settings.version);
             let card = convert::card(&name, &spec.description, endpoints, version, std::slice::from_ref(&spec));
-            respond(&parts.headers, card)
+            respond(&parts.headers, card.map(|card| with_push(&shared.settings, card)))
         }
         None => json_response(StatusCode::NOT_FOUND, &json!({ "error": format!("agent {agent:?} is not known") })),
     }
+}
+
+/// A card says that push notifications are there exactly where they are taken.
+fn with_push(settings: &A2aSettings, mut card: Value) -> Value {
+    card["capabilities"]["pushNotifications"] = settings.push.is_some().into();
+    card
 }
 
 /// Where the mesh or an agent of it is reached below a base URL. gRPC has no paths: behind a proxy that serves this node under

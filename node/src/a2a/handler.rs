@@ -13,6 +13,7 @@ use towline_a2a::{
 use towline_cluster::{ClusterHandle, ProposeError, Unavailable};
 use towline_core::{
     AgentName, Command, ContextId, NodeId, Principal, Proposal, Reply, State, Submission, Task, TaskId, TraceContext,
+    WebhookConfig,
 };
 use towline_trace::{Kind, Span, names};
 
@@ -20,6 +21,7 @@ use super::{
     A2aSettings, Binding, blobs,
     call::Call,
     principal::Caller,
+    push::{self, PushCall, PushMethod},
     stream::{AtInput, TaskStream, may_subscribe},
 };
 
@@ -62,9 +64,13 @@ pub(super) enum Decision {
         command: Command,
         /// When to answer, and with what.
         reply_on: ReplyOn,
+        /// Where its client wants to be told of the task.
+        push: Option<WebhookConfig>,
     },
     /// Answer from what is committed.
     Reply(Query),
+    /// About the webhooks of a task.
+    Push(PushCall),
 }
 
 /// When a proposal is answered.
@@ -121,6 +127,8 @@ pub(super) struct Fresh {
     pub trace: TraceContext,
     /// Most open tasks of one principal, as this node is told.
     pub most_open: Option<u32>,
+    /// Whether push notifications are on.
+    pub push: bool,
 }
 
 /// Answers a request under a span of its own.
@@ -141,6 +149,7 @@ pub(super) async fn handle(
         node: settings.cluster.node_id(),
         trace: span.context(),
         most_open: settings.most_open,
+        push: settings.push.is_some(),
     };
     let answered = match decide(method, &asked, agent, fresh) {
         Ok(decision) => perform(settings, &asked, decision, &mut span).await,
@@ -161,7 +170,7 @@ pub(super) enum Method {
     ListTasks,
     CancelTask,
     SubscribeToTask,
-    PushConfig,
+    PushConfig(PushMethod),
     GetExtendedAgentCard,
 }
 
@@ -175,10 +184,10 @@ impl Method {
             methods::LIST_TASKS => Method::ListTasks,
             methods::CANCEL_TASK => Method::CancelTask,
             methods::SUBSCRIBE_TO_TASK => Method::SubscribeToTask,
-            methods::CREATE_PUSH_CONFIG
-            | methods::GET_PUSH_CONFIG
-            | methods::LIST_PUSH_CONFIGS
-            | methods::DELETE_PUSH_CONFIG => Method::PushConfig,
+            methods::CREATE_PUSH_CONFIG => Method::PushConfig(PushMethod::Create),
+            methods::GET_PUSH_CONFIG => Method::PushConfig(PushMethod::Get),
+            methods::LIST_PUSH_CONFIGS => Method::PushConfig(PushMethod::List),
+            methods::DELETE_PUSH_CONFIG => Method::PushConfig(PushMethod::Delete),
             methods::GET_EXTENDED_AGENT_CARD => Method::GetExtendedAgentCard,
             unknown => return Err(WireError::unknown_method(unknown)),
         })
@@ -211,14 +220,16 @@ pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh:
             let request = convert::send_request(params)?;
             let view = TaskView { history: request.history_length, artifacts: true };
             let reply_on = if request.return_immediately { ReplyOn::Accepted(view) } else { ReplyOn::Settled(view) };
-            Ok(Decision::Propose { command: command(request, &asked.caller, agent, fresh)?, reply_on })
+            let push = request.push.clone();
+            Ok(Decision::Propose { command: command(request, &asked.caller, agent, fresh)?, reply_on, push })
         }
         Method::SendStreamingMessage => {
             let request = convert::send_request(params)?;
             // A new task is shown from its first event on; a message to a known one continues from where the task is.
             let from = if request.task.is_none() { Some(0) } else { None };
             let reply_on = ReplyOn::Stream { after: asked.last_event_id.or(from) };
-            Ok(Decision::Propose { command: command(request, &asked.caller, agent, fresh)?, reply_on })
+            let push = request.push.clone();
+            Ok(Decision::Propose { command: command(request, &asked.caller, agent, fresh)?, reply_on, push })
         }
         Method::GetTask => {
             let request = convert::get_request(params)?;
@@ -232,13 +243,14 @@ pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh:
         }
         Method::CancelTask => {
             let task = task_id(&convert::task_request(params)?)?;
-            Ok(Decision::Propose { command: Command::Cancel { task }, reply_on: ReplyOn::Applied })
+            Ok(Decision::Propose { command: Command::Cancel { task }, reply_on: ReplyOn::Applied, push: None })
         }
         Method::SubscribeToTask => {
             let task = task_id(&convert::task_request(params)?)?;
             Ok(Decision::Reply(Query::Subscribe { task, after: asked.last_event_id }))
         }
-        Method::PushConfig => Err(WireError::no_push()),
+        Method::PushConfig(_) if !fresh.push => Err(WireError::no_push()),
+        Method::PushConfig(method) => push::decide(method, params).map(Decision::Push),
         Method::GetExtendedAgentCard => Err(WireError::no_extended_card()),
     }
 }
@@ -267,7 +279,7 @@ async fn read<R>(
 
 /// A message makes a task, or continues the one it names.
 fn command(request: SendRequest, caller: &Caller, agent: AgentName, fresh: Fresh) -> Result<Command, WireError> {
-    if request.wants_push {
+    if request.push.is_some() && !fresh.push {
         return Err(WireError::no_push());
     }
     let message = request.message;
@@ -289,7 +301,7 @@ fn command(request: SendRequest, caller: &Caller, agent: AgentName, fresh: Fresh
 }
 
 /// An id that is not one of ours belongs to no task.
-fn task_id(text: &str) -> Result<TaskId, WireError> {
+pub(super) fn task_id(text: &str) -> Result<TaskId, WireError> {
     text.parse().map_err(|_| WireError::unknown_task(text))
 }
 
@@ -301,10 +313,19 @@ async fn perform(
 ) -> Result<Outcome, WireError> {
     let principal = &asked.caller.principal;
     match decision {
-        Decision::Propose { mut command, reply_on } => {
+        Decision::Push(call) => push::perform(settings, principal, call, span).await.map(Outcome::Answer),
+        Decision::Propose { mut command, reply_on, push } => {
+            if let Some(config) = &push {
+                push::check(settings, config, "configuration.taskPushNotificationConfig.").await?;
+            }
+            let is_new = matches!(command, Command::Submit(_));
             blobs::keep(settings, principal, &mut command).await?;
             let task = propose(&settings.cluster, principal, command, &span.context()).await?;
             span.set(names::A2A_TASK_ID, task.to_string());
+            if let Some(config) = push {
+                // A new task is told from its first event on.
+                push::set(settings, principal, task, config, is_new.then_some(0), span).await?;
+            }
             let answer = match reply_on {
                 ReplyOn::Applied => now(&settings.cluster, task, |task| convert::task(task, TaskView::WHOLE)).await,
                 ReplyOn::Accepted(view) => now(&settings.cluster, task, |task| convert::send_result(task, view)).await,
@@ -409,7 +430,7 @@ fn method_span(asked: &Asked<'_>, method: Method) -> Span {
         Method::ListTasks => names::span::LIST_TASKS,
         Method::CancelTask => names::span::CANCEL_TASK,
         Method::SubscribeToTask => names::span::SUBSCRIBE_TO_TASK,
-        Method::PushConfig => "TaskPushNotificationConfig",
+        Method::PushConfig(method) => method.name(),
         Method::GetExtendedAgentCard => a2a::methods::GET_EXTENDED_AGENT_CARD,
     };
     let mut span = Span::child(name, Kind::Server, &asked.http);

@@ -19,6 +19,7 @@ mod handler;
 mod jsonrpc;
 pub mod listener;
 pub mod principal;
+mod push;
 mod rest;
 mod stream;
 
@@ -34,6 +35,7 @@ use axum::{
 use http::{Request, request::Parts};
 use tokio_util::sync::CancellationToken;
 use towline_a2a::WireError;
+use towline_actors::egress::EgressPolicy;
 use towline_cluster::ClusterHandle;
 use towline_core::{AgentName, TraceContext};
 use towline_trace::{Kind, Span, names};
@@ -55,6 +57,8 @@ pub struct A2aSettings {
     pub version: String,
     /// Most open tasks that one principal may have; none means the default of the core.
     pub most_open: Option<u32>,
+    /// Where webhooks of clients may lead; none where push notifications are off.
+    pub push: Option<Arc<EgressPolicy>>,
     /// Canceled when the node begins to stop: streams end, so that their clients go on elsewhere, and waits answer.
     pub stopping: CancellationToken,
 }

@@ -384,6 +384,11 @@ struct Node {
 
 impl Node {
     async fn start() -> Self {
+        Self::start_with(None).await
+    }
+
+    /// With push notifications to where the policy allows.
+    async fn start_with(push: Option<Arc<EgressPolicy>>) -> Self {
         // Another test of this process may have been first.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let data = tempfile::tempdir().unwrap();
@@ -414,6 +419,7 @@ impl Node {
             public_url: url.clone(),
             version: "0".into(),
             most_open: None,
+            push,
             stopping: stopping.clone(),
         });
         let router = router(settings, Door::Public);
@@ -430,6 +436,7 @@ impl Node {
             public_url: self.url.clone(),
             version: "0".into(),
             most_open: None,
+            push: None,
             stopping: self.stopping.clone(),
         });
         let body = serde_json::json!({ "jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {} }).to_string();

@@ -10,6 +10,7 @@ mod init;
 mod mcp;
 mod members;
 mod node;
+mod push;
 mod send;
 mod snapshot;
 mod task;

@@ -8,7 +8,7 @@ use towline_trace::SpanRecord;
 use super::{
     client::{Client, call_failed},
     follow::{Follow, part_text},
-    state_word,
+    push, state_word,
 };
 use crate::{
     cli::{ResolveArgs, TaskCommand, TaskListArgs, VerdictArg},
@@ -34,6 +34,7 @@ pub(crate) async fn run(command: TaskCommand, client: &Client, output: &mut Outp
         TaskCommand::Resolve(args) => resolve(args, client, output).await,
         TaskCommand::List(args) => list(args, client, output).await,
         TaskCommand::Subscribe { id, from } => subscribe(&id, from, client, output).await,
+        TaskCommand::Push(command) => push::run(command, client, output).await,
         TaskCommand::Trace { id, no_raft } => trace(&id, no_raft, client, output).await,
     }
 }

@@ -10,6 +10,7 @@ mod mistakes;
 mod models;
 mod node;
 mod peers;
+mod push;
 mod secrets;
 mod section;
 mod servers;
@@ -22,10 +23,11 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
-use towline_actors::MeshConfig;
+use towline_actors::{MeshConfig, egress::EgressPolicy};
 use towline_cluster::CERTIFICATE_LIFE;
 use towline_core::AgentName;
 
@@ -48,8 +50,8 @@ const LONGEST_CERTIFICATE_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Environment variables of settings start with this; `__` stands between the parts of a path.
 const ENV_PREFIX: &str = "TOWLINE_";
 /// The parts that a path may begin with.
-const TOP_LEVEL: [&str; 9] =
-    ["node", "cluster", "front_door", "models", "mcp", "agents", "peers", "telemetry", "limits"];
+const TOP_LEVEL: [&str; 10] =
+    ["node", "cluster", "front_door", "models", "mcp", "agents", "peers", "telemetry", "limits", "push"];
 
 /// A configuration that is right.
 #[derive(Debug, Clone)]
@@ -68,6 +70,8 @@ pub struct NodeConfig {
     pub telemetry: TelemetrySettings,
     /// How much of what is taken.
     pub limits: LimitSettings,
+    /// Where webhooks of clients may lead; none where push notifications are off.
+    pub push: Option<Arc<EgressPolicy>>,
 }
 
 /// What lies over the file.
@@ -133,10 +137,11 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let front_door = agents::read_front_door(&mut root, &agents);
     let telemetry = telemetry::read(&mut root);
     let limits = limits::read(&mut root);
+    let push = push::read(&mut root);
     root.finish();
     let permits = node.permits;
-    let mesh = MeshConfig { permits, models, servers, agents, peers };
-    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits }
+    let mesh = MeshConfig { permits, models, servers, agents, peers, push: None };
+    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, push }
 }
 
 fn read_cluster(root: &mut Section<'_>) -> (Option<String>, Duration) {

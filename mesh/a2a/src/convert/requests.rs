@@ -3,9 +3,11 @@
 use a2a_pb::{pbconv, protojson_conv::ProtoJsonPayload};
 use prost::Message as _;
 use serde_json::Value;
-use towline_core::{ContextId, ListFilter, Message, Metadata, TaskId, TaskState, Timestamp};
+use towline_core::{ContextId, ListFilter, Message, Metadata, TaskId, TaskState, Timestamp, WebhookConfig};
 
-use super::{Field, MAX_JSON_DEPTH, depth, id, message_from_sdk, metadata_from_sdk, state_from_sdk};
+use super::{
+    Field, MAX_JSON_DEPTH, depth, id, message_from_sdk, metadata_from_sdk, push::webhook_config, state_from_sdk,
+};
 
 /// Most tasks on one page of `ListTasks` (spec 3.1.4).
 pub const MAX_PAGE_SIZE: usize = 100;
@@ -24,8 +26,8 @@ pub struct SendRequest {
     pub return_immediately: bool,
     /// How many messages of the history to show; `None` leaves it to us.
     pub history_length: Option<usize>,
-    /// Whether a push notification was asked for.
-    pub wants_push: bool,
+    /// Where the client wants to be told of the task.
+    pub push: Option<WebhookConfig>,
     /// Metadata of the request.
     pub metadata: Metadata,
 }
@@ -62,6 +64,8 @@ pub fn send_request(params: Value) -> Result<SendRequest, Field> {
     check_message(message)?;
     let configuration = wire.configuration.clone().unwrap_or_default();
     let history_length = history_length("configuration.historyLength", configuration.history_length)?;
+    let push = configuration.task_push_notification_config.as_ref();
+    let push = push.map(|push| webhook_config(push, "configuration.taskPushNotificationConfig.")).transpose()?;
     let request = pbconv::from_proto_send_message_request(&wire);
     let task = request.message.task_id.clone();
     let message = message_from_sdk(request.message, task.as_deref().and_then(|task| task.parse().ok()))?;
@@ -71,7 +75,7 @@ pub fn send_request(params: Value) -> Result<SendRequest, Field> {
         task,
         return_immediately: configuration.return_immediately,
         history_length,
-        wants_push: configuration.task_push_notification_config.is_some(),
+        push,
         metadata: metadata_from_sdk(request.metadata),
     })
 }
@@ -130,7 +134,7 @@ fn read_page_token(token: &str) -> Result<(Timestamp, TaskId), Field> {
 }
 
 /// Decodes ProtoJSON to the protobuf message, in which absent and default can still be told apart.
-fn decode<T: ProtoJsonPayload>(params: Value) -> Result<T::Proto, Field> {
+pub(super) fn decode<T: ProtoJsonPayload>(params: Value) -> Result<T::Proto, Field> {
     if params.is_null() {
         return Err(Field::required("params"));
     }
@@ -174,7 +178,7 @@ fn check_depth(message: &Message) -> Result<(), Field> {
     Ok(())
 }
 
-fn required_text(field: &str, value: String) -> Result<String, Field> {
+pub(super) fn required_text(field: &str, value: String) -> Result<String, Field> {
     if value.is_empty() { Err(Field::required(field)) } else { Ok(value) }
 }
 

@@ -353,7 +353,7 @@ pub fn task_params(task: &str, history_length: Option<u32>) -> Value {
     Value::Object(params)
 }
 
-fn encode<T: ProtoJsonPayload>(value: &T) -> Result<Value, WireError> {
+pub(super) fn encode<T: ProtoJsonPayload>(value: &T) -> Result<Value, WireError> {
     let encoded = protojson_conv::to_value(value).map_err(|error| WireError::internal(format!("encode: {error}")))?;
     Ok(with_sorted_maps(with_integers(encoded), false))
 }

@@ -8,7 +8,7 @@ const OURS: &str = "00000000-0000-0000-0000-000000000007";
 #[test]
 fn a_message_without_a_task_makes_one_and_is_answered_when_it_is_settled() {
     let decision = decided("SendMessage", json!({ "message": message() })).unwrap();
-    let Decision::Propose { command: Command::Submit(submission), reply_on } = decision else {
+    let Decision::Propose { command: Command::Submit(submission), reply_on, .. } = decision else {
         panic!("not a submission")
     };
     assert_eq!(reply_on, ReplyOn::Settled(TaskView::WHOLE));
@@ -93,6 +93,33 @@ fn undeclared_capabilities_are_answered_with_their_errors() {
 }
 
 #[test]
+fn a_webhook_comes_with_a_message_or_by_its_own_operations() {
+    let with_push = |method: &str, params: Value| {
+        let fresh = Fresh { push: true, ..fresh() };
+        decide(Method::named(method).unwrap(), &asked(method, params), "surveyor".parse().unwrap(), fresh)
+    };
+    let config = json!({ "url": "https://a.example/hook", "id": "h" });
+    let configuration = json!({ "taskPushNotificationConfig": config });
+    for method in ["SendMessage", "SendStreamingMessage"] {
+        let decision = with_push(method, json!({ "message": message(), "configuration": configuration })).unwrap();
+        let Decision::Propose { push: Some(config), .. } = decision else { panic!("{method}: no webhook") };
+        assert_eq!((config.id.as_str(), config.url.as_str()), ("h", "https://a.example/hook"));
+    }
+    let (task, name) = (OURS.parse().unwrap(), json!({ "taskId": OURS, "id": "h" }));
+    let hook = towline_core::WebhookName { task, id: "h".into() };
+    for (method, call) in [
+        ("GetTaskPushNotificationConfig", PushCall::Get(hook.clone())),
+        ("DeleteTaskPushNotificationConfig", PushCall::Delete(hook)),
+    ] {
+        assert_eq!(with_push(method, name.clone()).unwrap(), Decision::Push(call));
+    }
+    let foreign = with_push("ListTaskPushNotificationConfigs", json!({ "taskId": "foreign" }));
+    assert_eq!(foreign.unwrap_err().code, -32001);
+    let nowhere = with_push("CreateTaskPushNotificationConfig", json!({ "taskId": OURS }));
+    assert_eq!(nowhere.unwrap_err().field.unwrap().field, "url");
+}
+
+#[test]
 fn the_endpoint_of_an_agent_lists_its_tasks_and_the_front_door_lists_all() {
     let listed = |agent| {
         let mut asked = asked("ListTasks", json!({ "status": "TASK_STATE_WORKING" }));
@@ -134,6 +161,7 @@ fn fresh() -> Fresh {
         node: NodeId(1),
         trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
         most_open: None,
+        push: false,
     }
 }
 

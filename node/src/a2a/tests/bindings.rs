@@ -157,6 +157,106 @@ async fn a_task_and_its_stream_are_the_same_through_all_bindings() {
     node.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn webhooks_are_set_up_read_and_removed_the_same_through_all_bindings() {
+    let policy = EgressPolicy::new(vec!["127.0.0.1".parse().unwrap()]);
+    let node = Node::start_with(Some(Arc::new(policy))).await;
+    for spoken in ALL {
+        let client = Client::new(&node, spoken).await;
+        let message = json!({ "messageId": format!("m-{spoken:?}"), "role": "ROLE_USER", "parts": [{ "text": "x" }] });
+        let url = "http://127.0.0.1:9/hook";
+        let auth = json!({ "scheme": "Bearer", "credentials": "secret" });
+        let configuration =
+            json!({ "returnImmediately": true, "taskPushNotificationConfig": { "id": "sent", "url": url } });
+        let sent = client.ask("SendMessage", json!({ "message": message, "configuration": configuration })).await;
+        let task = sent.unwrap()["task"]["id"].as_str().unwrap().to_owned();
+
+        let config = json!({ "taskId": task, "id": "a", "url": url, "token": "t", "authentication": auth });
+        let shown =
+            json!({ "taskId": task, "id": "a", "url": url, "token": "t", "authentication": { "scheme": "Bearer" } });
+        for _ in 0..2 {
+            let created = client.ask("CreateTaskPushNotificationConfig", config.clone()).await.unwrap();
+            assert_eq!(created, shown, "{spoken:?}");
+        }
+        let name = json!({ "taskId": task, "id": "a" });
+        assert_eq!(client.ask("GetTaskPushNotificationConfig", name.clone()).await, Ok(shown), "{spoken:?}");
+        let list = json!({ "taskId": task });
+        let listed = client.ask("ListTaskPushNotificationConfigs", list.clone()).await.unwrap();
+        let ids: Vec<&str> =
+            listed["configs"].as_array().unwrap().iter().map(|config| config["id"].as_str().unwrap()).collect();
+        assert_eq!(ids, ["a", "sent"], "{spoken:?}");
+        for _ in 0..2 {
+            client.ask("DeleteTaskPushNotificationConfig", name.clone()).await.unwrap();
+        }
+        let gone = client.ask("GetTaskPushNotificationConfig", name).await;
+        assert_eq!(gone, Err(("TASK_NOT_FOUND".to_owned(), None)), "{spoken:?}");
+
+        let unknown = json!({ "taskId": "0198c0de-0000-7000-8000-000000000000", "id": "a", "url": url });
+        for (method, params, reason, field) in [
+            ("CreateTaskPushNotificationConfig", unknown.clone(), "TASK_NOT_FOUND", None),
+            ("ListTaskPushNotificationConfigs", json!({ "taskId": unknown["taskId"] }), "TASK_NOT_FOUND", None),
+            (
+                "DeleteTaskPushNotificationConfig",
+                json!({ "taskId": unknown["taskId"], "id": "a" }),
+                "TASK_NOT_FOUND",
+                None,
+            ),
+            (
+                "CreateTaskPushNotificationConfig",
+                json!({ "taskId": task, "url": "https://127.0.0.2/" }),
+                "INVALID_PARAMS",
+                Some("url"),
+            ),
+        ] {
+            let refused = client.ask(method, params.clone()).await.map(|value| value.to_string());
+            let expected = (reason.to_owned(), field.map(str::to_owned));
+            assert_eq!(refused, Err(expected), "{spoken:?} {method} {params}");
+        }
+    }
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_operation_of_every_binding_asks_for_the_version() {
+    let node = Node::start().await;
+    let task = "0198c0de-0000-7000-8000-000000000000";
+    let message = json!({ "message": { "messageId": "m", "role": "ROLE_USER", "parts": [{ "text": "x" }] } });
+    let operations = [
+        ("SendMessage", message.clone()),
+        ("SendStreamingMessage", message),
+        ("GetTask", json!({ "id": task })),
+        ("ListTasks", json!({})),
+        ("CancelTask", json!({ "id": task })),
+        ("SubscribeToTask", json!({ "id": task })),
+        ("CreateTaskPushNotificationConfig", json!({ "taskId": task, "url": "https://a.example" })),
+        ("GetTaskPushNotificationConfig", json!({ "taskId": task, "id": "a" })),
+        ("ListTaskPushNotificationConfigs", json!({ "taskId": task })),
+        ("DeleteTaskPushNotificationConfig", json!({ "taskId": task, "id": "a" })),
+        ("GetExtendedAgentCard", json!({})),
+    ];
+    for spoken in ALL {
+        for (method, params) in &operations {
+            for version in [None, Some("0.3"), Some("1.1"), Some("9.9"), Some("x")] {
+                let client = Client { version, ..Client::new(&node, spoken).await };
+                let refused = match *method {
+                    "SendStreamingMessage" if spoken == Spoken::Grpc => {
+                        client.stream(method, params.clone()).await.map(|_| Value::Null)
+                    }
+                    _ => client.ask(method, params.clone()).await,
+                };
+                assert_eq!(refused.unwrap_err().0, "VERSION_NOT_SUPPORTED", "{spoken:?} {method} {version:?}");
+            }
+        }
+        for version in ["1.0", "1.0.1"] {
+            let client = Client { version: Some(version), ..Client::new(&node, spoken).await };
+            client.ask("ListTasks", json!({})).await.unwrap();
+        }
+    }
+    let listed = node.http.get(format!("{}/rest/tasks?A2A-Version=1.0", node.url)).send().await.unwrap();
+    assert_eq!(listed.status(), 200, "the query stands in for the header");
+    node.stop().await;
+}
+
 /// A client of one binding, as simple as it gets.
 struct Client<'a> {
     node: &'a Node,
