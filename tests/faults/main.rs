@@ -7,3 +7,4 @@ mod model;
 mod peer;
 mod push;
 mod push_urls;
+mod reports;

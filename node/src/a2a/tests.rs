@@ -18,6 +18,7 @@ use towline_core::{
 use super::*;
 
 mod bindings;
+mod burst;
 
 /// A wait of a test: far above what is measured, since machines are busy.
 const PATIENCE: Duration = Duration::from_secs(30);
