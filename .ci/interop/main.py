@@ -19,6 +19,7 @@ import httpx
 
 import a2a_client
 import a2a_peers
+import a2a_push
 import mcp_servers
 import openai_wire
 from checks import Checks, wait_for
@@ -54,6 +55,7 @@ agents:
 peers:
   - {{ name: python, url: "http://127.0.0.1:{peer_ports[0]}" }}
   - {{ name: javascript, url: "http://127.0.0.1:{peer_ports[1]}" }}
+push: {{ enabled: true, allow: [127.0.0.1] }}
 """
 
 
@@ -157,6 +159,7 @@ def main() -> int:
         results.append(suite("OpenAI API, played by aimock", lambda: openai_wire.run(cluster, aimock, KEY)))
         results.append(suite("MCP servers", lambda: mcp_servers.run(cluster, NOTE)))
         results.append(suite("A2A client in Python", lambda: a2a_client.run(cluster.urls)))
+        results.append(suite("Webhooks of the A2A client in Python", lambda: a2a_push.run(cluster.urls)))
         results.append(suite("A2A client in JavaScript", lambda: javascript(programs, cluster.urls)))
         results.append(suite("A2A servers of others as peers", lambda: a2a_peers.run(cluster)))
     except Exception:  # noqa: BLE001 - reported and counted below
