@@ -212,8 +212,9 @@ impl EgressPolicy {
 
     /// The addresses behind a name, if all of them may be dialled.
     async fn resolve(&self, host: &str, named_only: bool) -> Result<Vec<SocketAddr>, Refused> {
-        let unresolved = |problem: String| Refused::Unresolved { host: host.to_owned(), problem };
-        let found = tokio::time::timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host((host, 0))).await;
+        let name = host_name(host);
+        let unresolved = |problem: String| Refused::Unresolved { host: name.clone(), problem };
+        let found = tokio::time::timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host((name.as_str(), 0))).await;
         let found = found.map_err(|_| unresolved(format!("no answer within {RESOLVE_TIMEOUT:?}")))?;
         let addresses: Vec<SocketAddr> = found.map_err(|error| unresolved(error.to_string()))?.collect();
         if addresses.is_empty() {

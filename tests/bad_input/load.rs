@@ -67,7 +67,6 @@ async fn slow_and_silent_clients_are_shown_the_door_and_cost_the_others_nothing(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[expect(clippy::print_stderr, reason = "a bound of the machine that makes the test smaller is said")]
 async fn ten_thousand_idle_connections_cost_some_kilobytes_each_and_the_others_nothing() {
     let limit = raise_limit();
     let wanted = limit.saturating_sub(OTHER_FILES).min(IDLE);

@@ -320,7 +320,6 @@ fn size(event: &Event) -> usize {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 mod tests {
     use super::*;
     use towline_core::WebhookAuth;

@@ -154,7 +154,6 @@ fn shown(task: &str, config: &WebhookConfig) -> a2a::TaskPushNotificationConfig 
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 mod tests {
     use super::*;
 
