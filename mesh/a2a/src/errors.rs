@@ -57,6 +57,8 @@ pub mod reason {
     pub const PARSE_ERROR: &str = "PARSE_ERROR";
     /// No such method.
     pub const METHOD_NOT_FOUND: &str = "METHOD_NOT_FOUND";
+    /// Something has happened to the task since the client looked; the metadata says the current generation.
+    pub const TASK_GENERATION_MISMATCH: &str = "TASK_GENERATION_MISMATCH";
     /// A bug.
     pub const INTERNAL: &str = "INTERNAL";
 }
@@ -232,10 +234,13 @@ impl WireError {
     }
 
     fn domain(&self) -> &'static str {
-        let defined_by_a2a = (-32099..=-32001).contains(&self.code);
+        let defined_by_a2a = (-32009..=-32001).contains(&self.code);
         if defined_by_a2a { a2a::errordetails::PROTOCOL_DOMAIN } else { DOMAIN }
     }
 }
+
+/// JSON-RPC code of [`reason::TASK_GENERATION_MISMATCH`], as the draft of A2A 1.1 has it.
+const GENERATION_MISMATCH_CODE: i32 = -32010;
 
 /// Type of the detail that says when another try is worth it.
 pub(crate) const RETRY_INFO_TYPE: &str = "type.googleapis.com/google.rpc.RetryInfo";
@@ -261,6 +266,11 @@ impl From<Rejection> for WireError {
             Rejection::NotCancelable { state, .. } => {
                 let mut error = WireError::protocol(error_code::TASK_NOT_CANCELABLE, message);
                 error.metadata.insert("state", state_name(*state).to_owned());
+                error
+            }
+            Rejection::GenerationMismatch { current, .. } => {
+                let mut error = WireError::new(GENERATION_MISMATCH_CODE, reason::TASK_GENERATION_MISMATCH, message);
+                error.metadata.insert("generation", current.to_string());
                 error
             }
             Rejection::UnknownAgent { .. } => invalid(reason::UNKNOWN_AGENT),

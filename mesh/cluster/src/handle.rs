@@ -864,5 +864,6 @@ fn command_name(command: &Command) -> &'static str {
         Command::Upload { .. } => "Upload",
         Command::Note { .. } => "Note",
         Command::Archive { .. } => "Archive",
+        Command::IfGeneration { .. } => "IfGeneration",
     }
 }

@@ -288,6 +288,7 @@ fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
         | Command::Undrain { .. }
         | Command::Upload { .. }
         | Command::Note { .. }
+        | Command::IfGeneration { .. }
         | Command::NodeUp { .. } => true,
     }
 }

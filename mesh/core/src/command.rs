@@ -147,6 +147,15 @@ pub enum Command {
         /// The tasks; those that have not ended, or are not here, stay as they are.
         tasks: Vec<TaskId>,
     },
+    /// A message to a task or its cancelation, only if nothing has happened to the task since its client looked.
+    IfGeneration {
+        /// The task.
+        task: TaskId,
+        /// Index of the last event that the client knows.
+        generation: u64,
+        /// What is done then: `Continue` or `Cancel` of this task.
+        then: Box<Command>,
+    },
 }
 
 /// What a command did.
@@ -226,6 +235,16 @@ pub enum Rejection {
         task: TaskId,
         /// How it ended.
         state: TaskState,
+    },
+    /// Something has happened to the task since its client looked.
+    #[error("task {task} is at generation {current}, not {expected}: look at it again before you decide")]
+    GenerationMismatch {
+        /// The task.
+        task: TaskId,
+        /// What the client knows.
+        expected: u64,
+        /// Index of the last event.
+        current: u64,
     },
     /// The message names a context that is not the task's.
     #[error("task {task} belongs to another context than the message names")]

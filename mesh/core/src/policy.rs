@@ -5,6 +5,11 @@ use crate::{Command, Principal, Rejection};
 /// Refuses a command that `by` may not give, whatever the state.
 pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> {
     let allowed = match command {
+        // Of the commands to a task only these two, so that none is nested deeper than one level.
+        Command::IfGeneration { task, then, .. } => {
+            let fits = matches!(then.as_ref(), Command::Continue { task: of, .. } | Command::Cancel { task: of } if of == task);
+            fits && check(by, then).is_ok()
+        }
         Command::Submit(_) | Command::Continue { .. } | Command::Cancel { .. } | Command::Upload { .. } => match by {
             Principal::Operator | Principal::Agent { .. } => true,
             Principal::Node(_) => false,

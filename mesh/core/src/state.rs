@@ -21,6 +21,7 @@ mod dedup;
 mod doubt;
 mod enrolment;
 mod finished;
+mod generation;
 mod members;
 mod room;
 mod waiting;
@@ -111,6 +112,10 @@ impl State {
         self.last = stamp;
         let Proposal { by, command } = proposal;
         policy::check(&by, &command)?;
+        self.carry_out(by, command, stamp)
+    }
+
+    fn carry_out(&mut self, by: Principal, command: Command, stamp: Stamp) -> Result<Applied, Rejection> {
         match command {
             Command::Submit(submission) => self.submit(by, *submission, stamp),
             Command::Continue { task, message, trace } => self.continue_task(&by, task, message, trace, stamp),
@@ -140,6 +145,7 @@ impl State {
                 self.notes.put(key, Note { value, version }).map(|()| done(Vec::new()))
             }
             Command::Archive { tasks } => self.archive(&tasks),
+            Command::IfGeneration { task, generation, then } => self.if_generation(by, task, generation, *then, stamp),
         }
     }
 

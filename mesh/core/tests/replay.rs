@@ -64,6 +64,7 @@ fn the_kept_log_shows_every_kind_of_command() {
             "drain",
             "enrol",
             "found",
+            "if_generation",
             "mint_token",
             "node_lost",
             "node_up",
@@ -208,6 +209,13 @@ fn moved_by_a_drain(log: &mut Log, node: NodeId) {
     log.report(moves, vec![step_ended(0, ""), OwnerWord::Released]).unwrap();
     log.operator(Command::SetRole { node, role: NodeRole::Learner }).unwrap();
     log.operator(Command::Undrain { node }).unwrap();
+    let looked = log.submit(9, "reader", node.0);
+    let cancel = |generation| {
+        let then = Box::new(Command::Cancel { task: looked });
+        Command::IfGeneration { task: looked, generation, then }
+    };
+    log.operator(cancel(0)).unwrap_err();
+    log.operator(cancel(log.task(looked).generation)).unwrap();
 }
 
 fn kind(command: &Command) -> &'static str {
@@ -233,5 +241,6 @@ fn kind(command: &Command) -> &'static str {
         Command::Note { .. } => "note",
         Command::Upload { .. } => "upload",
         Command::Archive { .. } => "archive",
+        Command::IfGeneration { .. } => "if_generation",
     }
 }

@@ -18,6 +18,7 @@ impl WireError {
             reason::RESOURCE_EXHAUSTED => Code::ResourceExhausted,
             reason::NOT_ALLOWED => Code::PermissionDenied,
             reason::METHOD_NOT_FOUND => Code::Unimplemented,
+            reason::TASK_GENERATION_MISMATCH => Code::Aborted,
             _ => match self.code {
                 error_code::TASK_NOT_FOUND => Code::NotFound,
                 error_code::TASK_NOT_CANCELABLE
@@ -43,13 +44,13 @@ impl WireError {
             Code::PermissionDenied => StatusCode::FORBIDDEN,
             Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
             Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Code::Aborted => StatusCode::CONFLICT,
             Code::InvalidArgument | Code::FailedPrecondition => StatusCode::BAD_REQUEST,
             Code::Ok
             | Code::Cancelled
             | Code::Unknown
             | Code::DeadlineExceeded
             | Code::AlreadyExists
-            | Code::Aborted
             | Code::OutOfRange
             | Code::Internal
             | Code::DataLoss
@@ -89,12 +90,12 @@ fn status_name(code: Code) -> &'static str {
         Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
         Code::Unavailable => "UNAVAILABLE",
         Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Aborted => "ABORTED",
         Code::Ok
         | Code::Cancelled
         | Code::Unknown
         | Code::DeadlineExceeded
         | Code::AlreadyExists
-        | Code::Aborted
         | Code::OutOfRange
         | Code::Internal
         | Code::DataLoss

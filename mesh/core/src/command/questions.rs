@@ -28,6 +28,7 @@ impl Command {
             | Command::AssignPending
             | Command::Sweep
             | Command::Archive { .. } => false,
+            Command::IfGeneration { then, .. } => then.makes_work(),
         }
     }
 
@@ -36,6 +37,7 @@ impl Command {
         match self {
             Command::Submit(submission) => Some(&mut submission.message),
             Command::Continue { message, .. } => Some(message),
+            Command::IfGeneration { then, .. } => then.message_mut(),
             Command::Cancel { .. }
             | Command::Report(_)
             | Command::Resolve(_)
@@ -60,6 +62,9 @@ impl Command {
 
     /// The task that its client no longer wants.
     pub fn canceled(&self) -> Option<TaskId> {
+        if let Command::IfGeneration { then, .. } = self {
+            return then.canceled();
+        }
         if let Command::Cancel { task } = self { Some(*task) } else { None }
     }
 }
