@@ -12,6 +12,9 @@ use crate::prompt::ASK_HUMAN;
 /// task does not fill a server or a peer.
 pub(crate) const MAX_SIDE_BY_SIDE: usize = 8;
 
+/// Class of a model's error that says: this is nothing that the agent does.
+pub(crate) const REJECTED: &str = "rejected";
+
 /// What is known beside the journal.
 #[derive(Debug)]
 pub(crate) struct Situation<'a> {
@@ -59,6 +62,8 @@ pub(crate) enum Next {
     Complete,
     /// The turn is over, and this is why.
     Fail(String),
+    /// The model does not take the task, and this is why.
+    Reject(String),
 }
 
 /// Says what to do next.
@@ -165,6 +170,7 @@ fn turn_of_the_model(situation: &Situation<'_>) -> Next {
     {
         match &ended.outcome {
             Outcome::Answered(answer) if answer.calls.is_empty() => return Next::Complete,
+            Outcome::Failed { error_type, message } if error_type == REJECTED => return Next::Reject(message.clone()),
             Outcome::Failed { error_type, message } => {
                 return Next::Fail(format!("the model call failed ({error_type}): {message}"));
             }

@@ -184,6 +184,10 @@ pub(crate) struct TaskRunState {
     patience: Option<AbortOnDropHandle<()>>,
     /// Another node has taken the task over, with nothing in doubt.
     gave_away: bool,
+    /// Whether the model calls its text a plain reply.
+    replies: bool,
+    /// That text, once it is whole.
+    reply: Option<String>,
 }
 
 pub(crate) struct TaskRunActor;
@@ -234,6 +238,8 @@ impl Actor for TaskRunActor {
             leave: None,
             patience: None,
             gave_away: false,
+            replies: false,
+            reply: None,
         };
         state.prepare();
         state.watch_deadline();
@@ -499,6 +505,20 @@ impl TaskRunState {
             self.outbox.clear();
         }
         let message = reason.map(|reason| self.say(reason, Metadata::new()));
+        self.end_with(state, message);
+    }
+
+    /// The turn is over. What the model said to be a plain reply is the last word as well.
+    fn complete(&mut self) {
+        if self.phase == Phase::Ending {
+            return;
+        }
+        let is_reply = || Metadata::from([(towline_a2a::REPLY_KEY.to_owned(), true.into())]);
+        let message = self.reply.take().map(|text| self.say(text, is_reply()));
+        self.end_with(TaskState::Completed, message);
+    }
+
+    fn end_with(&mut self, state: TaskState, message: Option<Message>) {
         self.phase = Phase::Ending;
         self.outbox.push(OwnerWord::Finished { state, message });
         self.pump();
@@ -575,7 +595,8 @@ impl TaskRunState {
             | Next::AskAgain(..)
             | Next::AskForPeer(..)
             | Next::Complete
-            | Next::Fail(_) => false,
+            | Next::Fail(_)
+            | Next::Reject(_) => false,
         }
     }
 
@@ -597,8 +618,9 @@ impl TaskRunState {
             Next::Ask(call) => self.ask(&call),
             Next::AskAgain(step, question) => self.ask_person(step, question, Metadata::new()),
             Next::AskForPeer(step, question) => self.ask_for_peer(step, question),
-            Next::Complete => self.finish(TaskState::Completed, None),
+            Next::Complete => self.complete(),
             Next::Fail(reason) => self.finish(TaskState::Failed, Some(reason)),
+            Next::Reject(reason) => self.finish(TaskState::Rejected, Some(reason)),
             Next::Wait => {}
         }
         Ok(())

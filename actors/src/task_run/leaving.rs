@@ -133,9 +133,13 @@ fn holds(intent: &Intent, is_patient: bool) -> bool {
 /// What leaves nothing to move.
 fn ends_the_lease(next: &Next) -> bool {
     match next {
-        Next::Doubt(_) | Next::Ask(_) | Next::AskAgain(..) | Next::AskForPeer(..) | Next::Complete | Next::Fail(_) => {
-            true
-        }
+        Next::Doubt(_)
+        | Next::Ask(_)
+        | Next::AskAgain(..)
+        | Next::AskForPeer(..)
+        | Next::Complete
+        | Next::Fail(_)
+        | Next::Reject(_) => true,
         Next::TakeUp { .. } | Next::Perform(_) | Next::Call(_) | Next::Wait | Next::Think => false,
     }
 }

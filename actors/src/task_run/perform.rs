@@ -46,6 +46,7 @@ impl TaskRunState {
             tools: Vec::new(),
             seed: format!("{}/{}", self.id(), self.view.turn.number),
             agent: context.agent.name.to_string(),
+            message_id: self.view.last_message_of_client().map(ToString::to_string).unwrap_or_default(),
             trace: Some(step.span),
         };
         let read = (self.view.history.first().cloned(), self.view.journal.clone());

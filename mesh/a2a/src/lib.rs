@@ -21,6 +21,12 @@ pub use event_stream::{EventStream, StreamItem};
 /// Metadata key under which tasks and events carry the index of the last event, which is also the SSE id.
 pub const GENERATION_KEY: &str = "dev.towline/generation";
 
+/// Metadata key under which a task says where it stands inside the mesh, for clients that activated it.
+pub const ANNOTATIONS_KEY: &str = "dev.towline/annotations";
+
+/// Metadata key of an agent's last message that says: this is a plain reply, as which `SendMessage` shows it.
+pub const REPLY_KEY: &str = "dev.towline/reply";
+
 /// Metadata key under which a task names the agent that does it.
 pub const AGENT_KEY: &str = "dev.towline/agent";
 
