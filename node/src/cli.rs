@@ -132,6 +132,10 @@ pub struct NodeArgs {
     /// Puts VALUE over the setting PATH of the file and of the environment; may be given again
     #[arg(long = "set", value_name = "PATH=VALUE", value_parser = path_and_value)]
     pub set: Vec<(String, String)>,
+    /// Runs a cluster of this node alone that keeps everything in memory and leaves nothing behind; without a configuration
+    /// file it has one agent that says what it was told
+    #[arg(long, conflicts_with = "join")]
+    pub ephemeral: bool,
     /// Stops when standard input ends: for nodes that a parent process starts
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,

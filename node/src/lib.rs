@@ -14,6 +14,7 @@ mod commands;
 pub mod config;
 pub mod demo;
 pub mod dev;
+mod ephemeral;
 pub mod error;
 #[doc(hidden)]
 pub mod fuzz;

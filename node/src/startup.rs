@@ -27,7 +27,7 @@ use towline_cluster::{
 use towline_core::{AgentName, NodeAddresses, Rejection};
 
 use crate::{
-    a2a::{self, A2aSettings, Door, listener},
+    a2a::{self, A2aSettings, CardSigner, Door, listener},
     api::{self, Api},
     config::NodeConfig,
     error::{CliError, chain},
@@ -49,6 +49,8 @@ const DRAIN: Duration = Duration::from_secs(6);
 const RUNTIME_STOP: Duration = Duration::from_secs(1);
 /// Stands for the front door where no agent is declared: the answer to a request names the agents that there are.
 const NO_FRONT_DOOR: &str = "front-door";
+/// Name of a cluster that lives as long as its node, unless the configuration has one.
+const EPHEMERAL: &str = "ephemeral";
 
 /// How a node comes into its cluster, and when it ends.
 #[derive(Debug, Default)]
@@ -57,6 +59,8 @@ pub struct StartOptions {
     pub join: Option<(String, String)>,
     /// Whether the end of standard input ends the node.
     pub exit_with_stdin: bool,
+    /// Whether the node founds a cluster of its own in its data folder, which is removed behind it.
+    pub ephemeral: bool,
 }
 
 /// Runs a node until it is told to stop.
@@ -67,7 +71,11 @@ pub fn run(config: NodeConfig, options: StartOptions) -> Result<(), CliError> {
     let runtime = tokio::runtime::Runtime::new().map_err(CliError::other)?;
     let stop = runtime.block_on(async { stop_signal(options.exit_with_stdin) })?;
     let ports = runtime.block_on(Ports::bind(&config))?;
-    let identity = runtime.block_on(identity(&config, &ports, options.join))?;
+    let identity = if options.ephemeral {
+        found(&config, &ports)?
+    } else {
+        runtime.block_on(identity(&config, &ports, options.join))?
+    };
     let traces = telemetry::start_traces(&config.telemetry, &identity)?;
     let result = runtime.block_on(Box::pin(serve(config, ports, stop)));
     runtime.shutdown_timeout(RUNTIME_STOP);
@@ -113,6 +121,18 @@ async fn bind(address: SocketAddr, setting: &str) -> Result<TcpListener, CliErro
         };
         CliError::Other(text)
     })
+}
+
+/// A cluster of this node alone, on the ports that it was given.
+fn found(config: &NodeConfig, ports: &Ports) -> Result<Identity, CliError> {
+    let name = config.cluster.as_deref().unwrap_or(EPHEMERAL);
+    membership::found(&config.node.data, name, &config.node.name, ports.advertised.clone()).map_err(cluster_error)
+}
+
+/// What cards are signed with; the key was checked when the configuration was read.
+fn card_signer(config: &NodeConfig) -> Option<CardSigner> {
+    let key = config.cards.signing_key.as_ref()?;
+    CardSigner::from_pem(key.expose()).inspect_err(|error| tracing::error!(%error, "cards are not signed")).ok()
 }
 
 /// Who this node is: what the data folder says, else what the cluster says that it joins.
@@ -245,6 +265,7 @@ impl Doors {
             public_url: public_url.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             most_open: config.limits.open_tasks_per_principal,
+            card_signer: card_signer(config),
             stopping: stopping.clone(),
         });
         let api = Arc::new(Api {

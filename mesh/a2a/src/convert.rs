@@ -4,6 +4,7 @@
 //! integer enums and unknown fields are accepted in (spec 5.5, ADR-001). What a request must have is checked on the
 //! decoded protobuf message, before the SDK fills gaps with defaults, and an error names the field.
 
+mod annotations;
 mod protobuf;
 mod remote;
 mod requests;

@@ -27,9 +27,10 @@ use tower::ServiceExt as _;
 use towline_a2a::{WireError, convert};
 
 use super::{
-    Asking, Shared,
+    Asking, Exchanged, Shared,
     call::{Binding, Call, MAX_BODY_BYTES, check_version},
     exchange,
+    extensions::Marks,
     handler::Outcome,
     principal::{self, Caller},
     stream::{Item, TaskStream},
@@ -65,7 +66,7 @@ impl Service {
         &self,
         method: &'static str,
         request: Request<T::Proto>,
-    ) -> Result<Outcome, Status> {
+    ) -> Result<(Outcome, Marks), Status> {
         let (metadata, extensions, message) = request.into_parts();
         let (mut parts, ()) = HttpRequest::new(()).into_parts();
         parts.method = http::Method::POST;
@@ -77,10 +78,10 @@ impl Service {
         let received = receive::<T>(&parts, method, &message);
         let route = format!("/{}/{method}", A2aServiceServer::<Service>::NAME);
         let asking = Asking { parts: &parts, agent: None, route, binding: Binding::Grpc };
-        let (result, mut span) = exchange(&self.0, asking, caller, received).await;
+        let Exchanged { result, mut span, marks } = exchange(&self.0, asking, caller, received).await;
         let code = result.as_ref().err().map_or(tonic::Code::Ok, WireError::grpc_code);
         span.set(towline_trace::names::RPC_RESPONSE_STATUS_CODE, i64::from(code as i32));
-        result.map_err(|error| error.to_grpc())
+        result.map(|outcome| (outcome, marks)).map_err(|error| marked(error.to_grpc(), marks))
     }
 
     async fn unary<T, R>(&self, method: &'static str, request: Request<T::Proto>) -> Result<Response<R::Proto>, Status>
@@ -89,8 +90,8 @@ impl Service {
         R: ProtoJsonPayload,
     {
         match self.call::<T>(method, request).await? {
-            Outcome::Answer(result) => Ok(Response::new(message_of::<R>(result)?)),
-            Outcome::Stream(_) => Err(WireError::internal("a stream came where one answer is due").to_grpc()),
+            (Outcome::Answer(result), marks) => Ok(with_marks(message_of::<R>(result)?, marks)),
+            (Outcome::Stream(_), _) => Err(WireError::internal("a stream came where one answer is due").to_grpc()),
         }
     }
 
@@ -100,10 +101,24 @@ impl Service {
         request: Request<T::Proto>,
     ) -> Result<Response<Events>, Status> {
         match self.call::<T>(method, request).await? {
-            Outcome::Stream(stream) => Ok(Response::new(events(*stream))),
-            Outcome::Answer(_) => Err(WireError::internal("one answer came where a stream is due").to_grpc()),
+            (Outcome::Stream(stream), marks) => Ok(with_marks(events(*stream), marks)),
+            (Outcome::Answer(_), _) => Err(WireError::internal("one answer came where a stream is due").to_grpc()),
         }
     }
+}
+
+/// The same as the headers of the other bindings, in the metadata.
+fn with_marks<T>(message: T, marks: Marks) -> Response<T> {
+    let mut headers = http::HeaderMap::new();
+    marks.put(&mut headers);
+    Response::from_parts(tonic::metadata::MetadataMap::from_headers(headers), message, http::Extensions::new())
+}
+
+fn marked(mut status: Status, marks: Marks) -> Status {
+    let mut headers = status.metadata().clone().into_headers();
+    marks.put(&mut headers);
+    *status.metadata_mut() = tonic::metadata::MetadataMap::from_headers(headers);
+    status
 }
 
 fn receive<T: ProtoJsonPayload>(parts: &Parts, method: &str, message: &T::Proto) -> Result<Call, WireError> {
@@ -206,7 +221,8 @@ impl A2aService for Service {
         &self,
         request: Request<DeleteTaskPushNotificationConfigRequest>,
     ) -> Result<Response<()>, Status> {
-        self.call::<a2a::DeleteTaskPushNotificationConfigRequest>(methods::DELETE_PUSH_CONFIG, request).await?;
-        Ok(Response::new(()))
+        let method = methods::DELETE_PUSH_CONFIG;
+        let (_, marks) = self.call::<a2a::DeleteTaskPushNotificationConfigRequest>(method, request).await?;
+        Ok(with_marks((), marks))
     }
 }

@@ -19,6 +19,7 @@ use towline_trace::{Kind, Span, names};
 use super::{
     A2aSettings, Binding, blobs,
     call::Call,
+    extensions::{Active, Condition},
     principal::Caller,
     stream::{AtInput, TaskStream, may_subscribe},
 };
@@ -41,6 +42,10 @@ pub(super) struct Asked<'a> {
     pub last_event_id: Option<u64>,
     /// How fresh a read has to be, as it was asked for in the query.
     pub consistency: Option<String>,
+    /// The extensions that it activates.
+    pub active: Active,
+    /// What it says of the generation of its task.
+    pub condition: Condition,
     /// The span of the HTTP request.
     pub http: TraceContext,
 }
@@ -97,6 +102,17 @@ pub(super) enum Consistency {
 pub(super) enum Query {
     /// `GetTask`.
     Task(TaskId, TaskView, Consistency),
+    /// `GetTask` of a client that knows the task, and waits for what follows.
+    Later {
+        /// The task.
+        task: TaskId,
+        /// How much of it is shown.
+        view: TaskView,
+        /// The last event that the client knows.
+        after: u64,
+        /// How long it waits.
+        patience: Duration,
+    },
     /// `ListTasks`.
     List(ListRequest, Consistency),
     /// `SubscribeToTask`.
@@ -128,6 +144,7 @@ pub(super) async fn handle(
     settings: &Arc<A2aSettings>,
     asked: Asked<'_>,
     metadata_trace: Option<TraceContext>,
+    trace: &mut TraceContext,
 ) -> Result<Outcome, WireError> {
     let method = Method::named(&asked.call.method)?;
     let agent = named_agent(&asked)?.unwrap_or_else(|| settings.front_door.clone());
@@ -142,8 +159,9 @@ pub(super) async fn handle(
         trace: span.context(),
         most_open: settings.most_open,
     };
+    *trace = span.context();
     let answered = match decide(method, &asked, agent, fresh) {
-        Ok(decision) => perform(settings, &asked, decision, &mut span).await,
+        Ok(decision) => perform(settings, &asked, decision, &mut span, trace).await,
         Err(error) => Err(error),
     };
     if let Err(error) = &answered {
@@ -206,24 +224,29 @@ fn named_agent(asked: &Asked<'_>) -> Result<Option<AgentName>, WireError> {
 pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh: Fresh) -> Result<Decision, WireError> {
     let params = asked.call.params.clone();
     let consistency = consistency(method, asked.consistency.as_deref())?;
+    let (annotated, condition) = (asked.active.annotations, asked.condition);
     match method {
         Method::SendMessage => {
             let request = convert::send_request(params)?;
-            let view = TaskView { history: request.history_length, artifacts: true };
+            let view = TaskView { history: request.history_length, artifacts: true, annotated };
             let reply_on = if request.return_immediately { ReplyOn::Accepted(view) } else { ReplyOn::Settled(view) };
-            Ok(Decision::Propose { command: command(request, &asked.caller, agent, fresh)?, reply_on })
+            let command = conditional(command(request, &asked.caller, agent, fresh)?, condition.exactly)?;
+            Ok(Decision::Propose { command, reply_on })
         }
         Method::SendStreamingMessage => {
             let request = convert::send_request(params)?;
             // A new task is shown from its first event on; a message to a known one continues from where the task is.
             let from = if request.task.is_none() { Some(0) } else { None };
             let reply_on = ReplyOn::Stream { after: asked.last_event_id.or(from) };
-            Ok(Decision::Propose { command: command(request, &asked.caller, agent, fresh)?, reply_on })
+            let command = conditional(command(request, &asked.caller, agent, fresh)?, condition.exactly)?;
+            Ok(Decision::Propose { command, reply_on })
         }
         Method::GetTask => {
             let request = convert::get_request(params)?;
-            let view = TaskView { history: request.history_length, artifacts: true };
-            Ok(Decision::Reply(Query::Task(task_id(&request.task)?, view, consistency)))
+            let view = TaskView { history: request.history_length, artifacts: true, annotated };
+            let task = task_id(&request.task)?;
+            let Some(after) = condition.after else { return Ok(Decision::Reply(Query::Task(task, view, consistency))) };
+            Ok(Decision::Reply(Query::Later { task, view, after, patience: condition.patience }))
         }
         Method::ListTasks => {
             let mut request = convert::list_request(params)?;
@@ -232,7 +255,8 @@ pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh:
         }
         Method::CancelTask => {
             let task = task_id(&convert::task_request(params)?)?;
-            Ok(Decision::Propose { command: Command::Cancel { task }, reply_on: ReplyOn::Applied })
+            let command = conditional(Command::Cancel { task }, condition.exactly)?;
+            Ok(Decision::Propose { command, reply_on: ReplyOn::Applied })
         }
         Method::SubscribeToTask => {
             let task = task_id(&convert::task_request(params)?)?;
@@ -288,6 +312,17 @@ fn command(request: SendRequest, caller: &Caller, agent: AgentName, fresh: Fresh
     })))
 }
 
+/// The same command, taken only if the last event of its task is this one.
+fn conditional(command: Command, exactly: Option<u64>) -> Result<Command, WireError> {
+    let Some(generation) = exactly else { return Ok(command) };
+    let of = if let Command::Continue { task, .. } = &command { Some(*task) } else { command.canceled() };
+    let Some(task) = of else {
+        let problem = "is about a task that there is: the message needs a taskId";
+        return Err(convert::Field::new("configuration.ifGenerationMatch", problem).into());
+    };
+    Ok(Command::IfGeneration { task, generation, then: Box::new(command) })
+}
+
 /// An id that is not one of ours belongs to no task.
 fn task_id(text: &str) -> Result<TaskId, WireError> {
     text.parse().map_err(|_| WireError::unknown_task(text))
@@ -298,15 +333,23 @@ async fn perform(
     asked: &Asked<'_>,
     decision: Decision,
     span: &mut Span,
+    trace: &mut TraceContext,
 ) -> Result<Outcome, WireError> {
     let principal = &asked.caller.principal;
+    let annotated = asked.active.annotations;
     match decision {
         Decision::Propose { mut command, reply_on } => {
             blobs::keep(settings, principal, &mut command).await?;
             let task = propose(&settings.cluster, principal, command, &span.context()).await?;
             span.set(names::A2A_TASK_ID, task.to_string());
+            if let Some(known) = settings.cluster.local(|state| state.task(task).map(|task| task.trace)) {
+                *trace = known;
+            }
             let answer = match reply_on {
-                ReplyOn::Applied => now(&settings.cluster, task, |task| convert::task(task, TaskView::WHOLE)).await,
+                ReplyOn::Applied => {
+                    let view = TaskView { annotated, ..TaskView::WHOLE };
+                    now(&settings.cluster, task, |task| convert::task(task, view)).await
+                }
                 ReplyOn::Accepted(view) => now(&settings.cluster, task, |task| convert::send_result(task, view)).await,
                 ReplyOn::Settled(view) => settled(settings, task, view).await,
                 ReplyOn::Stream { after } => {
@@ -322,12 +365,19 @@ async fn perform(
             let record = read(&settings.cluster, consistency, |state| state.record_for(principal, task)).await?;
             let found = settings.cluster.recall(task, record).await.map_err(unavailable)?;
             describe(span, &settings.cluster, task);
-            let answer = found.map(|task| convert::task(&task, view));
-            let answer = answer.ok_or_else(|| WireError::unknown_task(&task.to_string()))?;
-            blobs::shown(settings, answer).await.map(Outcome::Answer)
+            let found = found.ok_or_else(|| WireError::unknown_task(&task.to_string()))?;
+            *trace = found.trace;
+            blobs::shown(settings, convert::task(&found, view)).await.map(Outcome::Answer)
+        }
+        Decision::Reply(Query::Later { task, view, after, patience }) => {
+            span.set(names::A2A_TASK_ID, task.to_string());
+            let found = later(settings, principal, task, after, patience).await?;
+            describe(span, &settings.cluster, task);
+            *trace = found.trace;
+            blobs::shown(settings, convert::task(&found, view)).await.map(Outcome::Answer)
         }
         Decision::Reply(Query::List(request, consistency)) => {
-            let view = TaskView { history: request.history_length, artifacts: request.include_artifacts };
+            let view = TaskView { history: request.history_length, artifacts: request.include_artifacts, annotated };
             let look = |state: &State| state.list(principal, &request.filter, request.page_size);
             let listing = read(&settings.cluster, consistency, look).await?;
             let archived = settings.cluster.recall_page(listing.archived()).await;
@@ -339,7 +389,9 @@ async fn perform(
             let record = settings.cluster.read(|state| state.record_for(principal, task)).await.map_err(unavailable)?;
             let found = settings.cluster.recall(task, record).await.map_err(unavailable)?;
             describe(span, &settings.cluster, task);
-            may_subscribe(found.ok_or_else(|| WireError::unknown_task(&task.to_string()))?.as_ref(), after)?;
+            let found = found.ok_or_else(|| WireError::unknown_task(&task.to_string()))?;
+            *trace = found.trace;
+            may_subscribe(found.as_ref(), after)?;
             Ok(stream(settings, asked, task, after, AtInput::EndsAfterItsEvent))
         }
     }
@@ -389,6 +441,35 @@ async fn settled(settings: &A2aSettings, task: TaskId, view: TaskView) -> Result
     }
 }
 
+/// The task once it has an event behind `after`, or has ended; as it stands when the client's patience is over, or the node
+/// stops.
+async fn later(
+    settings: &A2aSettings,
+    principal: &Principal,
+    task: TaskId,
+    after: u64,
+    patience: Duration,
+) -> Result<Arc<Task>, WireError> {
+    let cluster = &settings.cluster;
+    let mut watch = cluster.watch_task(task);
+    let limit = tokio::time::sleep(patience);
+    tokio::pin!(limit);
+    let mut record = cluster.read(|state| state.record_for(principal, task)).await.map_err(unavailable)?;
+    loop {
+        let found = cluster.recall(task, record).await.map_err(unavailable)?;
+        let found = found.ok_or_else(|| WireError::unknown_task(&task.to_string()))?;
+        if found.generation > after || found.status.state.is_terminal() {
+            return Ok(found);
+        }
+        tokio::select! {
+            () = watch.changed() => {}
+            () = &mut limit => return Ok(found),
+            () = settings.stopping.cancelled() => return Ok(found),
+        }
+        record = cluster.local(|state| state.record_for(principal, task));
+    }
+}
+
 fn stream(
     settings: &Arc<A2aSettings>,
     asked: &Asked<'_>,
@@ -398,7 +479,8 @@ fn stream(
 ) -> Outcome {
     let principal = asked.caller.principal.clone();
     let binding = asked.binding.clone();
-    Outcome::Stream(Box::new(TaskStream::new(Arc::clone(settings), principal, task, binding, after, at_input)))
+    let stream = TaskStream::new(Arc::clone(settings), principal, task, binding, after, at_input);
+    Outcome::Stream(Box::new(stream.annotated(asked.active.annotations)))
 }
 
 fn method_span(asked: &Asked<'_>, method: Method) -> Span {

@@ -13,7 +13,9 @@
 mod blob_door;
 mod blobs;
 mod call;
+mod card_signer;
 mod cards;
+mod extensions;
 mod grpc;
 mod handler;
 mod jsonrpc;
@@ -38,7 +40,11 @@ use towline_cluster::ClusterHandle;
 use towline_core::{AgentName, TraceContext};
 use towline_trace::{Kind, Span, names};
 
+pub use card_signer::{CardKeyError, CardSigner};
+
 use call::{Binding, Call};
+use cards::Cards;
+use extensions::{Active, Condition, Marks};
 use handler::{Asked, Outcome};
 use jsonrpc::Failure;
 use principal::Caller;
@@ -55,6 +61,8 @@ pub struct A2aSettings {
     pub version: String,
     /// Most open tasks that one principal may have; none means the default of the core.
     pub most_open: Option<u32>,
+    /// What cards are signed with, if they are.
+    pub card_signer: Option<CardSigner>,
     /// Canceled when the node begins to stop: streams end, so that their clients go on elsewhere, and waits answer.
     pub stopping: CancellationToken,
 }
@@ -70,15 +78,16 @@ pub enum Door {
 
 /// The A2A routes of one door. There is no fallback, so that other routes can be merged in.
 pub fn router(settings: Arc<A2aSettings>, door: Door) -> Router {
-    let shared = Shared { settings, door };
+    let shared = Shared { settings, door, cards: Arc::default() };
     Router::new()
         .route("/", post(at_root))
         .route("/a2a/v1", post(at_fixed_path))
         .route("/a2a/v1/", post(at_fixed_path))
         .route("/agents/{agent}", post(at_agent))
         .route("/agents/{agent}/", post(at_agent))
-        .route("/.well-known/agent-card.json", get(cards::of_mesh))
-        .route("/agents/{agent}/.well-known/agent-card.json", get(cards::of_agent))
+        .route("/.well-known/agent-card.json", get(cards::of_mesh).options(cards::preflight))
+        .route("/agents/{agent}/.well-known/agent-card.json", get(cards::of_agent).options(cards::preflight))
+        .route("/.well-known/jwks.json", get(cards::keys).options(cards::preflight))
         .merge(rest::router())
         .merge(grpc::router())
         .merge(blob_door::router())
@@ -89,6 +98,7 @@ pub fn router(settings: Arc<A2aSettings>, door: Door) -> Router {
 struct Shared {
     settings: Arc<A2aSettings>,
     door: Door,
+    cards: Arc<Cards>,
 }
 
 async fn at_root(State(shared): State<Shared>, request: Request<Body>) -> Response {
@@ -116,12 +126,13 @@ async fn answer(shared: &Shared, agent: Option<String>, route: &'static str, req
     };
     let binding = Binding::JsonRpc { id: id.clone() };
     let asking = Asking { parts: &parts, agent: agent.as_deref(), route: route.to_owned(), binding };
-    let (result, mut span) = exchange(shared, asking, caller, received).await;
-    let response = match result {
+    let Exchanged { result, mut span, marks } = exchange(shared, asking, caller, received).await;
+    let mut response = match result {
         Ok(Outcome::Answer(result)) => jsonrpc::success(id, result),
         Ok(Outcome::Stream(stream)) => stream.into_response(),
         Err(error) => Failure::new(id, error).into_response(),
     };
+    marks.put(response.headers_mut());
     span.set(names::HTTP_RESPONSE_STATUS_CODE, i64::from(response.status().as_u16()));
     response
 }
@@ -136,18 +147,23 @@ struct Asking<'a> {
     binding: Binding,
 }
 
+/// What came of a request.
+struct Exchanged {
+    result: Result<Outcome, WireError>,
+    span: Span,
+    marks: Marks,
+}
+
 /// One request of any binding, from its head to the head of its response. The span of the transport ends with the caller:
 /// that of a stream does not last as long as the stream, and is not lost with the node.
-async fn exchange(
-    shared: &Shared,
-    asking: Asking<'_>,
-    caller: Caller,
-    received: Result<Call, WireError>,
-) -> (Result<Outcome, WireError>, Span) {
+async fn exchange(shared: &Shared, asking: Asking<'_>, caller: Caller, received: Result<Call, WireError>) -> Exchanged {
     let (mut span, metadata_trace) = transport_span(&asking, received.as_ref().ok());
     let Asking { parts, agent, binding, .. } = asking;
+    let active = Active::named_in(&parts.headers);
+    let mut trace = span.context();
+    let received = received.and_then(|call| Ok((Condition::of(active, &call, &parts.headers)?, call)));
     let result = match received {
-        Ok(call) => {
+        Ok((condition, call)) => {
             let asked = Asked {
                 agent,
                 caller,
@@ -155,17 +171,19 @@ async fn exchange(
                 call,
                 last_event_id: last_event_id(parts),
                 consistency: consistency(parts),
+                active,
+                condition,
                 http: span.context(),
             };
             // Boxed: what all bindings go through is wide, and none of their futures has to hold it.
-            Box::pin(handler::handle(&shared.settings, asked, metadata_trace)).await
+            Box::pin(handler::handle(&shared.settings, asked, metadata_trace, &mut trace)).await
         }
         Err(error) => Err(error),
     };
     if let Err(error) = &result {
         span.fail(error.reason, &error.message);
     }
-    (result, span)
+    Exchanged { result, span, marks: Marks { trace, active } }
 }
 
 /// The span of the request as HTTP or gRPC. Its parent is the `traceparent` header; where there is none, or it is malformed,

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use towline_a2a::{Field, WireError, shortened};
 
 use super::{
-    Asking, Shared,
+    Asking, Exchanged, Shared,
     call::{Binding, Call, check_content_type, check_version, read_body},
     exchange,
     handler::Outcome,
@@ -51,12 +51,13 @@ async fn answer(shared: &Shared, agent: Option<String>, operation: &str, request
     let name = received.as_ref().map_or("{operation}", |(template, _)| template);
     let route = format!("{base}/{name}");
     let asking = Asking { parts: &parts, agent: agent.as_deref(), route, binding: Binding::HttpJson };
-    let (result, mut span) = exchange(shared, asking, caller, received.map(|(_, call)| call)).await;
-    let response = match result {
+    let Exchanged { result, mut span, marks } = exchange(shared, asking, caller, received.map(|(_, call)| call)).await;
+    let mut response = match result {
         Ok(Outcome::Answer(result)) => json_response(StatusCode::OK, &result),
         Ok(Outcome::Stream(stream)) => stream.into_response(),
         Err(error) => refusal(&error),
     };
+    marks.put(response.headers_mut());
     span.set(towline_trace::names::HTTP_RESPONSE_STATUS_CODE, i64::from(response.status().as_u16()));
     response
 }

@@ -18,6 +18,7 @@ use towline_core::{
 use super::*;
 
 mod bindings;
+mod protocol;
 
 /// A wait of a test: far above what is measured, since machines are busy.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -414,6 +415,7 @@ impl Node {
             public_url: url.clone(),
             version: "0".into(),
             most_open: None,
+            card_signer: None,
             stopping: stopping.clone(),
         });
         let router = router(settings, Door::Public);
@@ -430,6 +432,7 @@ impl Node {
             public_url: self.url.clone(),
             version: "0".into(),
             most_open: None,
+            card_signer: None,
             stopping: self.stopping.clone(),
         });
         let body = serde_json::json!({ "jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {} }).to_string();
@@ -478,6 +481,11 @@ impl Node {
 
     async fn finish(&self, task: &str, state: TaskState) {
         self.report(task, vec![OwnerWord::Finished { state, message: None }]).await;
+    }
+
+    fn generation(&self, task: &str) -> u64 {
+        let task: TaskId = task.parse().unwrap();
+        self.cluster.handle().local(|state| state.task(task).unwrap().generation)
     }
 
     async fn archive(&self, task: &str) {

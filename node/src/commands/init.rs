@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The file that is made: the smallest one that runs an agent.
-const SAMPLE: &str = include_str!("sample.yaml");
+const SAMPLE: &str = config::SAMPLE;
 
 pub(crate) fn run(args: &InitArgs, output: &mut Output) -> Result<(), CliError> {
     let (file, config) = prepare(args, output)?;

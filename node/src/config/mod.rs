@@ -4,6 +4,7 @@
 //! with a wrong file ends before it has made a folder or opened a port. A [`NodeConfig`] exists only if nothing is wrong.
 
 mod agents;
+mod cards;
 mod labels;
 mod limits;
 mod mistakes;
@@ -29,6 +30,7 @@ use towline_actors::MeshConfig;
 use towline_cluster::CERTIFICATE_LIFE;
 use towline_core::AgentName;
 
+pub use cards::CardSettings;
 pub use limits::LimitSettings;
 pub use mistakes::{ConfigError, Mistake, Origin};
 pub use node::{DEFAULT_DATA, DEFAULT_HTTP, DEFAULT_PEER, NodeSettings};
@@ -48,8 +50,8 @@ const LONGEST_CERTIFICATE_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Environment variables of settings start with this; `__` stands between the parts of a path.
 const ENV_PREFIX: &str = "TOWLINE_";
 /// The parts that a path may begin with.
-const TOP_LEVEL: [&str; 9] =
-    ["node", "cluster", "front_door", "models", "mcp", "agents", "peers", "telemetry", "limits"];
+const TOP_LEVEL: [&str; 10] =
+    ["node", "cluster", "front_door", "models", "mcp", "agents", "peers", "telemetry", "limits", "cards"];
 
 /// A configuration that is right.
 #[derive(Debug, Clone)]
@@ -68,6 +70,8 @@ pub struct NodeConfig {
     pub telemetry: TelemetrySettings,
     /// How much of what is taken.
     pub limits: LimitSettings,
+    /// What agent cards are signed with.
+    pub cards: CardSettings,
 }
 
 /// What lies over the file.
@@ -104,6 +108,19 @@ pub fn load(path: &Path, overrides: &Overrides) -> Result<NodeConfig, ConfigErro
     read(&text, base, overrides).map_err(|mistakes| ConfigError::Mistakes { path: path.to_owned(), mistakes })
 }
 
+/// The smallest configuration that runs an agent; `CLUSTER` stands for the name of the cluster.
+pub const SAMPLE: &str = include_str!("../commands/sample.yaml");
+
+/// The configuration of a node that was given none: that of [`SAMPLE`].
+///
+/// # Errors
+/// When what lies over it has mistakes.
+pub fn read_sample(overrides: &Overrides) -> Result<NodeConfig, ConfigError> {
+    let path = PathBuf::from("the built-in sample");
+    let text = SAMPLE.replace("CLUSTER", "ephemeral");
+    read(&text, PathBuf::from("."), overrides).map_err(|mistakes| ConfigError::Mistakes { path, mistakes })
+}
+
 /// Reads a configuration from its text; `base` is where its relative paths start.
 pub(crate) fn read(text: &str, base: PathBuf, overrides: &Overrides) -> Result<NodeConfig, Vec<Mistake>> {
     let mut tree = Tree::parse(text).map_err(|mistake| vec![mistake])?;
@@ -133,10 +150,11 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let front_door = agents::read_front_door(&mut root, &agents);
     let telemetry = telemetry::read(&mut root);
     let limits = limits::read(&mut root);
+    let cards = cards::read(&mut root);
     root.finish();
     let permits = node.permits;
     let mesh = MeshConfig { permits, models, servers, agents, peers };
-    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits }
+    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, cards }
 }
 
 fn read_cluster(root: &mut Section<'_>) -> (Option<String>, Duration) {

@@ -23,7 +23,7 @@ fn return_immediately_is_answered_when_the_task_is_accepted() {
         "configuration": { "returnImmediately": true, "historyLength": 2 },
     });
     let Decision::Propose { reply_on, .. } = decided("SendMessage", params).unwrap() else { panic!("no proposal") };
-    assert_eq!(reply_on, ReplyOn::Accepted(TaskView { history: Some(2), artifacts: true }));
+    assert_eq!(reply_on, ReplyOn::Accepted(TaskView { history: Some(2), artifacts: true, annotated: false }));
 }
 
 #[test]
@@ -161,6 +161,31 @@ fn a_read_is_local_only_where_the_caller_asks_for_it() {
     }
 }
 
+#[test]
+fn a_generation_makes_a_read_wait_and_a_command_conditional() {
+    let with = |method: &str, params: Value, condition: Condition| {
+        let asked = Asked { condition, ..asked(method, params) };
+        decide(Method::named(method).unwrap(), &asked, "surveyor".parse().unwrap(), fresh())
+    };
+    let waits = Condition { after: Some(4), patience: Duration::from_secs(7), exactly: None };
+    let decision = with("GetTask", json!({ "id": OURS }), waits).unwrap();
+    let Decision::Reply(Query::Later { after, patience, .. }) = decision else { panic!("no wait") };
+    assert_eq!((after, patience), (4, Duration::from_secs(7)));
+
+    let exactly = Condition { exactly: Some(4), ..Condition::default() };
+    for (method, params) in
+        [("CancelTask", json!({ "id": OURS })), ("SendMessage", json!({ "message": with_task(OURS) }))]
+    {
+        let decision = with(method, params, exactly).unwrap();
+        let Decision::Propose { command: Command::IfGeneration { task, generation, .. }, .. } = decision else {
+            panic!("{method} is not conditional")
+        };
+        assert_eq!((task.to_string().as_str(), generation), (OURS, 4), "{method}");
+    }
+    let refused = with("SendMessage", json!({ "message": message() }), exactly).unwrap_err();
+    assert_eq!(refused.field.unwrap().field, "configuration.ifGenerationMatch");
+}
+
 fn asked(method: &str, params: Value) -> Asked<'static> {
     Asked {
         agent: None,
@@ -169,6 +194,8 @@ fn asked(method: &str, params: Value) -> Asked<'static> {
         call: Call { method: method.to_owned(), params },
         last_event_id: None,
         consistency: None,
+        active: Active::default(),
+        condition: Condition::default(),
         http: TraceContext { trace_id: 1, span_id: 1, sampled: true },
     }
 }

@@ -9,16 +9,16 @@ use towline_a2a::convert;
 use super::*;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Spoken {
+pub(super) enum Spoken {
     JsonRpc,
     HttpJson,
     Grpc,
 }
 
-const ALL: [Spoken; 3] = [Spoken::JsonRpc, Spoken::HttpJson, Spoken::Grpc];
+pub(super) const ALL: [Spoken; 3] = [Spoken::JsonRpc, Spoken::HttpJson, Spoken::Grpc];
 
 /// The reason of an error, and the field that it names.
-type Refusal = (String, Option<String>);
+pub(super) type Refusal = (String, Option<String>);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_bindings_answer_the_same_to_the_same() {
@@ -158,20 +158,26 @@ async fn a_task_and_its_stream_are_the_same_through_all_bindings() {
 }
 
 /// A client of one binding, as simple as it gets.
-struct Client<'a> {
-    node: &'a Node,
-    spoken: Spoken,
-    version: Option<&'static str>,
-    grpc: A2aServiceClient<Channel>,
+#[derive(Clone)]
+pub(super) struct Client<'a> {
+    pub(super) node: &'a Node,
+    pub(super) spoken: Spoken,
+    pub(super) version: Option<&'static str>,
+    /// The header `A2A-Extensions`.
+    pub(super) extensions: Option<String>,
+    /// The header `Prefer`.
+    pub(super) prefer: Option<&'static str>,
+    pub(super) grpc: A2aServiceClient<Channel>,
 }
 
 impl<'a> Client<'a> {
-    async fn new(node: &'a Node, spoken: Spoken) -> Self {
+    pub(super) async fn new(node: &'a Node, spoken: Spoken) -> Self {
         let channel = Channel::from_shared(node.url.clone()).unwrap().connect().await.unwrap();
-        Self { node, spoken, version: Some("1.0"), grpc: A2aServiceClient::new(channel) }
+        let grpc = A2aServiceClient::new(channel);
+        Self { node, spoken, version: Some("1.0"), extensions: None, prefer: None, grpc }
     }
 
-    async fn ask(&self, method: &str, params: Value) -> Result<Value, Refusal> {
+    pub(super) async fn ask(&self, method: &str, params: Value) -> Result<Value, Refusal> {
         match self.spoken {
             Spoken::JsonRpc | Spoken::HttpJson => {
                 let answer: Value = self.request(method, &params).send().await.unwrap().json().await.unwrap();
@@ -181,7 +187,32 @@ impl<'a> Client<'a> {
         }
     }
 
-    async fn stream(&self, method: &str, params: Value) -> Result<futures::stream::BoxStream<'static, Value>, Refusal> {
+    /// Why a stream is refused.
+    pub(super) async fn stream_refused(&self, method: &str, params: Value) -> String {
+        match self.spoken {
+            Spoken::Grpc => self.stream(method, params).await.err().expect("a refusal").0,
+            Spoken::JsonRpc | Spoken::HttpJson => self.ask(method, params).await.unwrap_err().0,
+        }
+    }
+
+    /// The headers of an answer, or the metadata.
+    pub(super) async fn head(&self, method: &str, params: Value) -> http::HeaderMap {
+        match self.spoken {
+            Spoken::JsonRpc | Spoken::HttpJson => self.request(method, &params).send().await.unwrap().headers().clone(),
+            Spoken::Grpc => {
+                let answer = self.grpc.clone().get_task(self.message::<a2a::GetTaskRequest>(params)).await;
+                answer
+                    .map_or_else(|status| status.metadata().clone(), |answer| answer.metadata().clone())
+                    .into_headers()
+            }
+        }
+    }
+
+    pub(super) async fn stream(
+        &self,
+        method: &str,
+        params: Value,
+    ) -> Result<futures::stream::BoxStream<'static, Value>, Refusal> {
         if self.spoken == Spoken::Grpc {
             let mut grpc = self.grpc.clone();
             let answer = match method {
@@ -214,10 +245,21 @@ impl<'a> Client<'a> {
             Spoken::HttpJson => self.over_http_json(method, params),
             Spoken::Grpc => unreachable!("gRPC has its own client"),
         };
-        match self.version {
-            Some(version) => request.header("A2A-Version", version),
-            None => request,
-        }
+        self.headers(params).into_iter().fold(request, |request, (name, value)| request.header(name, value))
+    }
+
+    /// What the head of a request says. gRPC drops what its protobuf does not know, so there it holds conditions too.
+    fn headers(&self, params: &Value) -> Vec<(&'static str, String)> {
+        let grpc = self.spoken == Spoken::Grpc;
+        let number = |name: &str| params.get(name).filter(|_| grpc).map(Value::to_string);
+        let all = [
+            ("a2a-version", self.version.map(str::to_owned)),
+            ("a2a-extensions", self.extensions.clone()),
+            ("prefer", self.prefer.map(str::to_owned)),
+            ("towline-current-generation", number("currentGeneration")),
+            ("towline-if-generation-match", number("ifGenerationMatch")),
+        ];
+        all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
     }
 
     /// What the path holds is not in the query or the body.
@@ -319,9 +361,10 @@ impl<'a> Client<'a> {
     }
 
     fn message<T: ProtoJsonPayload>(&self, params: Value) -> tonic::Request<T::Proto> {
+        let headers = self.headers(&params);
         let mut request = tonic::Request::new(convert::result_to::<T>(params).unwrap());
-        if let Some(version) = self.version {
-            request.metadata_mut().insert("a2a-version", version.parse().unwrap());
+        for (name, value) in headers {
+            request.metadata_mut().insert(name, value.parse().unwrap());
         }
         request
     }
