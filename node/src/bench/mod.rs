@@ -7,6 +7,7 @@
 //! started beside them, on the same disk, and the two take turns point by point, round by round. What an operation
 //! includes is told in the file of each bench. Everything that is started is stopped, also on Ctrl-C.
 
+mod a2a;
 mod adopt;
 mod cluster;
 mod delegation;
@@ -24,7 +25,9 @@ mod subjects;
 mod task;
 
 pub use error::BenchError;
-pub use options::{AdoptArgs, BenchCommand, ClusterArgs, Common, DelegationArgs, IdleArgs, Pace, SoakArgs, TaskArgs};
+pub use options::{
+    A2aArgs, AdoptArgs, BenchCommand, ClusterArgs, Common, DelegationArgs, IdleArgs, Pace, SoakArgs, TaskArgs,
+};
 
 use std::path::Path;
 
@@ -54,5 +57,6 @@ async fn measure(command: &BenchCommand, dir: &Path) -> Result<Report, BenchErro
         BenchCommand::Idle(args) => Box::pin(idle::run(args, dir)).await,
         BenchCommand::Delegation(args) => Box::pin(delegation::run(args, dir)).await,
         BenchCommand::Soak(args) => Box::pin(soak::run(args, dir)).await,
+        BenchCommand::A2a(args) => Box::pin(a2a::run(args, dir)).await,
     }
 }

@@ -44,6 +44,11 @@ pub enum BenchCommand {
     /// Memory and open files over minutes of tasks and puts
     #[command(after_help = "Example:\n  towline bench soak --seconds 600")]
     Soak(SoakArgs),
+    /// Messages and cards of one node that keeps its log in memory, beside other A2A servers
+    #[command(
+        after_help = "Examples:\n  towline bench a2a --clients 1,16\n  towline bench a2a --vs python,js --servers tests/a2a_servers"
+    )]
+    A2a(A2aArgs),
 }
 
 impl BenchCommand {
@@ -55,6 +60,7 @@ impl BenchCommand {
             BenchCommand::Idle(args) => &args.common,
             BenchCommand::Delegation(args) => &args.common,
             BenchCommand::Soak(args) => &args.common,
+            BenchCommand::A2a(args) => &args.common,
         }
     }
 }
@@ -142,6 +148,24 @@ pub struct SoakArgs {
     pub(super) clients: u32,
 }
 
+/// `towline bench a2a`
+#[derive(Debug, Clone, clap::Args)]
+pub struct A2aArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+    #[command(flatten)]
+    pub(super) pace: Pace,
+    /// What is measured beside it, by the name of its program in the folder of `--servers`
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(super) vs: Vec<String>,
+    /// Where the programs of other A2A servers are: each is given a port, and serves on it an agent that answers at once
+    #[arg(long, value_name = "DIR", default_value = "tests/a2a_servers")]
+    pub(super) servers: PathBuf,
+    /// How many clients, each with one request at a time
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16])]
+    pub(super) clients: Vec<u32>,
+}
+
 /// `towline bench adopt`
 #[derive(Debug, Clone, clap::Args)]
 pub struct AdoptArgs {
@@ -186,6 +210,14 @@ impl Pace {
 
 pub(super) fn check_clients(clients: &[u32]) -> Result<(), BenchError> {
     clients.iter().try_for_each(|clients| within("--clients", (*clients).into(), MAX_CLIENTS.into()))
+}
+
+impl A2aArgs {
+    pub(super) fn check(&self) -> Result<Plan, BenchError> {
+        check_clients(&self.clients)?;
+        check_beside("--vs", self.vs.len())?;
+        self.pace.check()
+    }
 }
 
 impl AdoptArgs {
