@@ -30,8 +30,8 @@ use super::{
     task::{Submitter, http_client},
 };
 
-/// How long a server may take to serve its card.
-const READY_WITHIN: Duration = Duration::from_secs(30);
+/// How long a server may take to serve its card: an interpreter loads many files, on a machine that is busy perhaps.
+const READY_WITHIN: Duration = Duration::from_secs(90);
 
 /// How often it is asked for it.
 const READY_POLL: Duration = Duration::from_millis(50);

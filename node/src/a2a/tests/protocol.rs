@@ -217,7 +217,7 @@ async fn a_cancel_at_a_generation_is_refused_once_the_task_went_on() {
         let params = json!({ "message": message, "configuration": { "returnImmediately": true } });
         let task = client.ask("SendMessage", params).await.unwrap()["task"]["id"].as_str().unwrap().to_owned();
         let known = node.generation(&task);
-        node.report(&task, vec![chunk("more", true)]).await;
+        node.report(&task, vec![chunk("more", false)]).await;
 
         let refused = client.ask("CancelTask", json!({ "id": task, "ifGenerationMatch": known })).await.unwrap_err();
         assert_eq!(refused.0, "TASK_GENERATION_MISMATCH", "{spoken:?}");
