@@ -27,6 +27,8 @@ pub(crate) struct Situation<'a> {
     pub doubtful: &'a BTreeSet<StepNo>,
     /// Most model calls of the task.
     pub max_model_calls: u32,
+    /// Whether there is no model, and the task is one of a peer.
+    pub relays: bool,
 }
 
 /// What to do.
@@ -55,6 +57,8 @@ pub(crate) enum Next {
     AskForPeer(StepNo, String),
     /// Ask the model.
     Think,
+    /// Hand the task to the peer whose task it is.
+    Relay,
     /// The turn is over.
     Complete,
     /// The turn is over, and this is why.
@@ -90,7 +94,7 @@ pub(crate) fn decide(situation: &Situation<'_>) -> Next {
     if let Some(call) = questions.into_iter().next() {
         return Next::Ask(call.clone());
     }
-    turn_of_the_model(situation)
+    if situation.relays { turn_of_the_peer(journal) } else { turn_of_the_model(situation) }
 }
 
 /// What a lost owner left open, as far as it can be decided without a person.
@@ -155,6 +159,16 @@ fn last_answer(journal: &[Step]) -> Option<(usize, &ModelAnswer)> {
 
 fn last_model_step(journal: &[Step]) -> Option<usize> {
     journal.iter().rposition(|step| matches!(step.intent, Intent::Model { .. }))
+}
+
+/// Nothing is open: the peer has not been asked yet, or has answered.
+fn turn_of_the_peer(journal: &[Step]) -> Next {
+    let Some(ended) = journal.last().and_then(|step| step.ended.as_ref()) else { return Next::Relay };
+    match &ended.outcome {
+        Outcome::Returned { content, is_error: true } => Next::Fail(content.clone()),
+        Outcome::Failed { message, .. } => Next::Fail(message.clone()),
+        Outcome::Returned { is_error: false, .. } | Outcome::Stored { .. } | Outcome::Answered(_) => Next::Complete,
+    }
 }
 
 /// Nothing is open: the model goes on, or the turn is over.
@@ -268,12 +282,13 @@ pub(crate) mod tests {
             message: Box::new(message("read")),
             peer_task: None,
             on_adoption: OnAdoption::Retry,
+            handover: towline_core::Handover::Delegation,
         };
         step(no, intent, outcome)
     }
 
     fn ask(no: u32, id: &str) -> Step {
-        step(no, Intent::Ask { call_id: id.into(), question: "which?".into() }, None)
+        step(no, Intent::Ask { call_id: id.into(), question: "which?".into(), to: None }, None)
     }
 
     #[derive(Default)]
@@ -302,6 +317,7 @@ pub(crate) mod tests {
                 asking: &self.asking,
                 doubtful: &self.doubtful,
                 max_model_calls: 3,
+                relays: false,
             })
         }
     }

@@ -20,6 +20,7 @@ use towline_core::{AgentName, Draining, Effect, Epoch, TaskId};
 
 use crate::{
     agent::{AgentActor, AgentMsg},
+    config::AgentConfig,
     mcp_connection::McpHandle,
     orphans,
     shared::Shared,
@@ -261,12 +262,14 @@ impl DispatcherState {
         if self.resting.get(name).is_some_and(|until| *until > Instant::now()) {
             return None;
         }
-        let Some(config) = self.shared.config.agents.iter().find(|agent| agent.name == *name) else {
+        let joined = self.shared.cluster.local(|state| state.peer(name).and_then(AgentConfig::of_peer));
+        let declared = || self.shared.config.agents.iter().find(|agent| agent.name == *name).cloned();
+        let Some(config) = joined.or_else(declared) else {
             tracing::warn!(agent = %name, "agent is placed on this node and not configured here");
             return None;
         };
         let permits = config.permits.map(|permits| Arc::new(Semaphore::new(permits.max(1) as usize)));
-        let context = AgentContext { shared: Arc::clone(&self.shared), agent: config.clone(), permits };
+        let context = AgentContext { shared: Arc::clone(&self.shared), agent: config, permits };
         match Actor::spawn_linked(None, AgentActor, Arc::new(context), self.myself.get_cell()).await {
             Ok((agent, _)) => {
                 if self.leave().is_some() {

@@ -20,12 +20,14 @@ pub mod mcp_connection;
 pub mod model;
 mod orphans;
 mod outbox;
+mod peers;
 pub mod prompt;
 mod shared;
 mod stored;
 mod task_run;
 mod thinking;
 mod toolbox;
+mod traits;
 
 use ractor::{Actor, ActorRef};
 use std::{sync::Arc, time::Duration};
@@ -37,6 +39,8 @@ pub use config::{
 };
 pub use error::MeshError;
 pub use mcp_connection::McpServerStatus;
+pub use peers::{Dialler, resolved};
+pub use traits::Traits;
 
 use dispatcher::{DispatcherActor, DispatcherMsg};
 use mcp_connection::McpHandle;

@@ -16,6 +16,7 @@ mod ending;
 mod leaving;
 mod outcomes;
 mod perform;
+mod relay;
 mod spans;
 mod view;
 
@@ -44,11 +45,12 @@ use crate::{
     prompt,
     shared::{Model, Permits, Shared},
     thinking::Progress,
-    toolbox::{Planned, Toolbox},
+    toolbox::{Planned, Toolbox, sent_in},
 };
 use view::View;
 
 pub(crate) use leaving::Leave;
+pub(crate) use relay::ON_BEHALF_OF_KEY;
 
 /// Name of the artifacts that hold the answers of an agent's model.
 pub(crate) const ANSWER: &str = "answer";
@@ -169,6 +171,10 @@ pub(crate) struct TaskRunState {
     mine: BTreeSet<StepNo>,
     running: BTreeMap<StepNo, Running>,
     asking: BTreeMap<StepNo, String>,
+    /// Those of them that ask for credentials.
+    asking_auth: BTreeSet<StepNo>,
+    /// Delegations whose result is outside input, and why.
+    outside: BTreeMap<StepNo, String>,
     doubtful: BTreeMap<StepNo, String>,
     /// Steps that a person said may run again.
     may_repeat: BTreeSet<StepNo>,
@@ -222,6 +228,8 @@ impl Actor for TaskRunActor {
             mine: BTreeSet::new(),
             running: BTreeMap::new(),
             asking: BTreeMap::new(),
+            asking_auth: BTreeSet::new(),
+            outside: BTreeMap::new(),
             doubtful: BTreeMap::new(),
             may_repeat: BTreeSet::new(),
             repeated: BTreeSet::new(),
@@ -388,8 +396,13 @@ impl TaskRunState {
         self.phase = Phase::Beginning;
         self.outbox = Outbox::new(self.id(), self.epoch, lease.reported);
         self.outbox.push(OwnerWord::TurnStarted { span: self.turn_context });
-        if self.give_up.is_none() && self.view.journal.is_empty() && self.decide() == Next::Think {
-            self.think_next();
+        if self.give_up.is_none() && self.view.journal.is_empty() {
+            let next = self.decide();
+            if next == Next::Think {
+                self.think_next();
+            } else if next == Next::Relay {
+                self.relay();
+            }
         }
         self.pump();
     }
@@ -433,7 +446,10 @@ impl TaskRunState {
                     self.stop();
                     return Ok(());
                 }
-                OwnerWord::PeerTask { .. } | OwnerWord::StepEnded { .. } | OwnerWord::Chunk { .. } => {}
+                OwnerWord::PeerTask { .. }
+                | OwnerWord::StepEnded { .. }
+                | OwnerWord::OutsideInput { .. }
+                | OwnerWord::Chunk { .. } => {}
             }
         }
         self.advance().await
@@ -557,19 +573,21 @@ impl TaskRunState {
             asking: &self.asking,
             doubtful: &self.doubtful.keys().copied().collect(),
             max_model_calls: self.context.agent.max_steps,
+            relays: self.context.agent.relays,
         })
     }
 
     fn needs_permit(&self, next: &Next) -> bool {
         match next {
             Next::Think => true,
-            Next::Call(calls) => calls.iter().any(|call| call.name != prompt::DELEGATE),
+            Next::Call(calls) => calls.iter().any(|call| !prompt::is_for_agents(&call.name)),
             Next::Perform(steps) => steps
                 .iter()
                 .filter_map(|step| self.view.step(*step))
                 .any(|step| matches!(step.intent, Intent::Model { .. } | Intent::Tool { .. })),
             Next::TakeUp { .. }
             | Next::Wait
+            | Next::Relay
             | Next::Doubt(_)
             | Next::Ask(_)
             | Next::AskAgain(..)
@@ -593,9 +611,10 @@ impl TaskRunState {
             Next::Perform(steps) => return self.perform(&steps).await,
             Next::Call(calls) => self.call(&calls),
             Next::Think => self.think_next(),
+            Next::Relay => self.relay(),
             Next::Doubt(steps) => self.ask_about(steps),
             Next::Ask(call) => self.ask(&call),
-            Next::AskAgain(step, question) => self.ask_person(step, question, Metadata::new()),
+            Next::AskAgain(step, question) => self.ask_person(step, question, Metadata::new(), false),
             Next::AskForPeer(step, question) => self.ask_for_peer(step, question),
             Next::Complete => self.finish(TaskState::Completed, None),
             Next::Fail(reason) => self.finish(TaskState::Failed, Some(reason)),
@@ -645,6 +664,7 @@ impl TaskRunState {
     }
 
     fn call(&mut self, calls: &[ToolCall]) {
+        self.toolbox.sent = sent_in(&self.view.journal);
         for (ahead, call) in calls.iter().enumerate() {
             let step = self.next_step(ahead);
             match self.toolbox.plan(call, self.id(), step) {
@@ -675,6 +695,7 @@ impl TaskRunState {
         }
         self.running.remove(&step);
         self.asking.remove(&step);
+        self.asking_auth.remove(&step);
         self.outbox.push(OwnerWord::StepEnded { step, outcome });
     }
 
@@ -689,16 +710,16 @@ impl TaskRunState {
                     }
                 };
                 self.start_step(step, intent);
-                self.ask_person(step, question, Metadata::new());
+                self.ask_person(step, question, Metadata::new(), false);
             }
             Planned::Refuse(intent, outcome) => self.refuse(step, intent, outcome),
         }
     }
 
-    fn ask_person(&mut self, step: StepNo, question: String, metadata: Metadata) {
+    fn ask_person(&mut self, step: StepNo, question: String, metadata: Metadata, auth: bool) {
         let message = self.say(question, metadata);
         self.phase = Phase::Ending;
-        self.outbox.push(OwnerWord::AskPerson { step, message });
+        self.outbox.push(OwnerWord::AskPerson { step, message, auth });
         self.pump();
     }
 
@@ -710,7 +731,8 @@ impl TaskRunState {
             }
         };
         let metadata = Metadata::from([("dev.towline/askedBy".to_owned(), target.into())]);
-        self.ask_person(step, question, metadata);
+        let auth = self.asking_auth.contains(&step);
+        self.ask_person(step, question, metadata, auth);
     }
 }
 

@@ -118,6 +118,7 @@ fn ended(word: OwnerWord) -> Option<(StepNo, Outcome)> {
         | OwnerWord::AskPerson { .. }
         | OwnerWord::Doubt { .. }
         | OwnerWord::Released
+        | OwnerWord::OutsideInput { .. }
         | OwnerWord::Finished { .. } => None,
     }
 }

@@ -136,7 +136,7 @@ fn ends_the_lease(next: &Next) -> bool {
         Next::Doubt(_) | Next::Ask(_) | Next::AskAgain(..) | Next::AskForPeer(..) | Next::Complete | Next::Fail(_) => {
             true
         }
-        Next::TakeUp { .. } | Next::Perform(_) | Next::Call(_) | Next::Wait | Next::Think => false,
+        Next::TakeUp { .. } | Next::Perform(_) | Next::Call(_) | Next::Wait | Next::Think | Next::Relay => false,
     }
 }
 
@@ -164,6 +164,7 @@ mod tests {
             message: Box::new(message("read it")),
             peer_task: peer_task.map(str::to_owned),
             on_adoption: OnAdoption::Ask,
+            handover: towline_core::Handover::Delegation,
         }
     }
 

@@ -94,6 +94,7 @@ impl TaskRunState {
         match result {
             Err(error) if error.may_have_happened => self.call_lost(step, error),
             Ok(mut result) => {
+                self.note_untrusted(step);
                 self.show_files(step, std::mem::take(&mut result.files));
                 self.end_step(step, tool_outcome(Ok(result)));
             }
@@ -127,14 +128,23 @@ impl TaskRunState {
                     self.outbox.push(OwnerWord::PeerTask { step, peer_task: task });
                 }
             }
-            News::Asks(question) => {
+            News::Asks { question, auth } => {
                 self.asking.insert(step, question);
+                if auth {
+                    self.asking_auth.insert(step);
+                }
+            }
+            News::Artifact(chunk) => self.relay_chunk(*chunk),
+            News::Outside(reason) => {
+                self.outside.insert(step, reason);
             }
             News::GoesOn => {
                 self.asking.remove(&step);
+                self.asking_auth.remove(&step);
             }
             News::Ended(outcome) => {
                 self.let_go(step);
+                let outcome = self.taken_in(step, outcome);
                 self.end_step(step, outcome);
             }
             News::InDoubt(why) => {

@@ -189,6 +189,7 @@ mod tests {
             history: vec![],
             journal,
             late_results: vec![],
+            outside_input: vec![],
             now: Timestamp(100),
         }
     }

@@ -16,9 +16,10 @@ use towline_core::{
     Artifact, Content, ContextId, Message, MessageId, Metadata, Part, Role, TaskId, TaskState, Timestamp,
 };
 
+pub use crate::client::card_from_wire;
 pub use protobuf::{params_of, result_to};
 pub use remote::{
-    RemoteTask, StreamEvent, card_from_wire, page_from_wire, send_reply_from_wire, stream_event_from_wire,
+    RemoteTask, StreamEvent, page_from_wire, send_reply_from_wire, stream_event_from_wire,
 };
 pub use requests::{
     GetRequest, ListRequest, MAX_PAGE_SIZE, SendRequest, get_request, list_request, send_request, task_request,

@@ -279,7 +279,7 @@ impl From<Rejection> for WireError {
                 error.retry_after_ms = Some(*retry_after_ms);
                 error
             }
-            Rejection::NotAllowed { .. } => WireError::new(error_code::INVALID_REQUEST, reason::NOT_ALLOWED, message),
+            Rejection::NotAsked { .. } | Rejection::NotAllowed { .. } => WireError::new(error_code::INVALID_REQUEST, reason::NOT_ALLOWED, message),
             // No request of an A2A client leads to these.
             Rejection::StaleEpoch { .. }
             | Rejection::ReportGap { .. }
@@ -300,6 +300,10 @@ impl From<Rejection> for WireError {
             | Rejection::NodeRemoved { .. }
             | Rejection::QuorumNeeds { .. }
             | Rejection::NotUp { .. }
+            | Rejection::PeerWithoutUrl { .. }
+            | Rejection::NameInUse { .. }
+            | Rejection::UnknownPeer { .. }
+            | Rejection::AgentInUse { .. }
             | Rejection::AlreadyFounded { .. } => WireError::internal(message),
         }
     }

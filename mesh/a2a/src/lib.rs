@@ -11,11 +11,15 @@ pub mod convert;
 pub mod errors;
 mod event_stream;
 
-pub use client::{A2aClient, ClientError, InvalidHeader, ListQuery, RemoteCard, RemotePage, SendOptions, SendReply};
+pub use client::{
+    A2aClient, Binding, ClientError, InvalidHeader, ListQuery, RemoteCard, RemoteInterface, RemotePage, SendOptions,
+    SendReply, Terms, TermsRefused,
+};
 pub use convert::{Field, RemoteTask, StreamEvent, time_text};
 pub use errors::{WireError, shortened};
 #[doc(hidden)]
 pub use event_stream::fuzz as fuzz_event_stream;
+pub(crate) use event_stream::IDLE_TIMEOUT;
 pub use event_stream::{EventStream, StreamItem};
 
 /// Metadata key under which tasks and events carry the index of the last event, which is also the SSE id.
@@ -26,6 +30,12 @@ pub const AGENT_KEY: &str = "dev.towline/agent";
 
 /// Metadata key under which a task names its trace.
 pub const TRACE_KEY: &str = "dev.towline/traceId";
+
+/// Metadata key under which a task says why it counts as outside input: a list of reasons.
+pub const OUTSIDE_INPUT_KEY: &str = "dev.towline/outsideInput";
+
+/// Metadata key under which a task names the one principal that may answer its question.
+pub const ASKED_OF_KEY: &str = "dev.towline/askedOf";
 
 /// The protocol version that is spoken.
 pub const PROTOCOL_VERSION: &str = "1.0";

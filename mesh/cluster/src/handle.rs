@@ -864,5 +864,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::Upload { .. } => "Upload",
         Command::Note { .. } => "Note",
         Command::Archive { .. } => "Archive",
+        Command::AddPeer(_) => "AddPeer",
+        Command::RemovePeer { .. } => "RemovePeer",
     }
 }

@@ -288,6 +288,8 @@ fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
         | Command::Undrain { .. }
         | Command::Upload { .. }
         | Command::Note { .. }
+        | Command::AddPeer(_)
+        | Command::RemovePeer { .. }
         | Command::NodeUp { .. } => true,
     }
 }

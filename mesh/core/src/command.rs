@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, Labels, LateReport, Message, NodeAddresses,
-    NodeCertificate, NodeId, NodeRole, OwnerReport, Principal, Resolve, StepNo, Submission, TaskId, TaskState,
+    NodeCertificate, NodeId, NodeRole, OwnerReport, Peer, Principal, Resolve, StepNo, Submission, TaskId, TaskState,
     TraceContext, doubt::listed,
 };
 
@@ -146,6 +146,13 @@ pub enum Command {
     Archive {
         /// The tasks; those that have not ended, or are not here, stay as they are.
         tasks: Vec<TaskId>,
+    },
+    /// An operator makes an agent outside of this mesh known.
+    AddPeer(Box<Peer>),
+    /// An operator takes it away again.
+    RemovePeer {
+        /// Its name.
+        name: AgentName,
     },
 }
 
@@ -429,6 +436,40 @@ pub enum Rejection {
     AlreadyFounded {
         /// Its id.
         cluster: uuid::Uuid,
+    },
+    /// A peer that is nowhere.
+    #[error("peer {name} has no URL: name at least one")]
+    PeerWithoutUrl {
+        /// Its name.
+        name: AgentName,
+    },
+    /// An agent or another peer has the name.
+    #[error("name {name} is in use by an agent or by a peer with other settings: choose another, or remove that one first")]
+    NameInUse {
+        /// The name.
+        name: AgentName,
+    },
+    /// No peer of that name was made known at run time.
+    #[error("peer {name} is not known here: `towline peer list` names those that are; one of the configuration is removed there")]
+    UnknownPeer {
+        /// The name.
+        name: AgentName,
+    },
+    /// An agent that has work to do cannot go.
+    #[error("agent {name} has {open} open tasks: cancel them or wait for their end, then remove it")]
+    AgentInUse {
+        /// The name.
+        name: AgentName,
+        /// How many.
+        open: usize,
+    },
+    /// A question that is for somebody else.
+    #[error("the question of task {task} is for {to}: only {to} may answer it, or an operator")]
+    NotAsked {
+        /// The task.
+        task: TaskId,
+        /// Who was asked.
+        to: String,
     },
 }
 

@@ -13,6 +13,7 @@
 
 mod agent;
 mod blob;
+mod chain;
 mod chunked;
 mod command;
 mod content;
@@ -29,6 +30,7 @@ pub mod limits;
 pub mod mutants;
 mod node;
 mod note;
+mod peer;
 mod policy;
 mod principal;
 mod state;
@@ -37,6 +39,7 @@ mod trace_context;
 
 pub use agent::{Agent, AgentSpec, Placement};
 pub use blob::{Blob, BlobForm, BlobHash, InvalidBlobHash};
+pub use chain::{CHAIN_KEY, ChainLink, chain_in};
 pub use command::{Applied, Command, Proposal, Rejection, Reply};
 pub use content::{Artifact, Content, Message, Metadata, Part, Role};
 pub use digest::Digest;
@@ -46,11 +49,12 @@ pub use enrolment::{Enrolment, JoinToken, NodeCertificate, NodeKey, NodeRole};
 pub use event::{Event, EventKind};
 pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, TaskId, VShard};
 pub use journal::{
-    Asked, Doubt, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage,
+    Asked, Doubt, Handover, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage,
 };
 pub use lease::{Epoch, Lease, Stamp, Timestamp};
 pub use node::{Draining, Labels, Node, NodeAddresses, NodeHealth};
 pub use note::Note;
+pub use peer::{JoinedAgent, Peer, PeerToken};
 pub use principal::Principal;
 pub use state::{Founder, ListFilter, Listing, Record, Row, State, Stub, TaskPage};
 pub use task::{Adoption, OwnerReport, OwnerWord, ParentLink, Submission, Task, TaskState, TaskStatus, Turn};

@@ -110,6 +110,24 @@ pub const MAX_NOTE_KEY_BYTES: usize = 64;
 /// Longest text of a note, in bytes: notes are settings and marks, not documents.
 pub const MAX_NOTE_BYTES: usize = 1024;
 
+/// Most peers that operators make known at run time: every node holds them all, and each agent is told of its own.
+pub const MAX_PEERS: usize = 1_000;
+
+/// Most URLs of one peer: each is tried before it counts as gone.
+pub const MAX_PEER_URLS: usize = 8;
+
+/// Longest URL, in bytes.
+pub const MAX_URL_BYTES: usize = 2_048;
+
+/// Most bytes of what is said of one peer beside its URLs: a description and names, no document.
+pub const MAX_PEER_TEXT_BYTES: usize = 8 * 1024;
+
+/// Most reasons that are kept for counting a task's content as outside input: the first few say enough.
+pub const MAX_OUTSIDE_REASONS: usize = 8;
+
+/// Longest such reason, in characters.
+pub const MAX_OUTSIDE_REASON_CHARS: usize = 200;
+
 /// Terminal tasks that one sweep removes at most.
 pub const MAX_SWEPT_PER_ENTRY: usize = 1_000;
 

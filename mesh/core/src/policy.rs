@@ -15,6 +15,8 @@ pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> 
         | Command::Drain { .. }
         | Command::Undrain { .. }
         | Command::Resolve(_)
+        | Command::AddPeer(_)
+        | Command::RemovePeer { .. }
         | Command::Note { .. } => *by == Principal::Operator,
         Command::NodeUp { node, .. } | Command::Certify { node, .. } => *by == Principal::Node(*node),
         Command::Report(_)

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Epoch, EventKind,
-    JoinToken, Labels, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note,
+    Handover, Intent, JoinToken, Labels, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note,
     Outcome, OwnerReport, OwnerWord, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task,
     TaskId, TaskState, TaskStatus, Timestamp, Turn, VShard, limits,
     mutants::{self, Mutant},
@@ -22,6 +22,7 @@ mod doubt;
 mod enrolment;
 mod finished;
 mod members;
+mod peers;
 mod room;
 mod waiting;
 
@@ -29,6 +30,7 @@ use blobs::Named;
 use dedup::{Expiring, Sent};
 use finished::Archived;
 pub use finished::{Listing, Record, Row, Stub, TaskPage};
+use peers::Peers;
 use room::OpenTasks;
 
 type TaskKey = (VShard, TaskId);
@@ -63,6 +65,9 @@ pub struct State {
     ended: BTreeSet<(Timestamp, TaskId)>,
     #[serde(default, skip_serializing_if = "Notes::is_empty")]
     notes: Notes,
+    /// Agents outside of this mesh; shared with the copies that snapshots are made of.
+    #[serde(default, skip_serializing_if = "Peers::is_empty")]
+    peers: Peers,
     /// What lies in the blob store.
     #[serde(default, skip_serializing_if = "Named::is_empty")]
     named: Named,
@@ -140,6 +145,8 @@ impl State {
                 self.notes.put(key, Note { value, version }).map(|()| done(Vec::new()))
             }
             Command::Archive { tasks } => self.archive(&tasks),
+            Command::AddPeer(peer) => self.add_peer(*peer, stamp),
+            Command::RemovePeer { name } => self.remove_peer(name),
         }
     }
 
@@ -168,7 +175,9 @@ impl State {
         self.nodes = BTreeMap::from([(node, new_node(node, node_name, NodeRole::Voter, addresses, self.last.at))]);
         self.tokens.clear();
         self.removed.clear();
-        self.agents.clear();
+        let peers = &self.peers;
+        self.agents.retain(|name, _| peers::is_joined(peers, name));
+        self.agents.values_mut().for_each(|agent| agent.placed.clear());
     }
 
     /// Position and time of the last command.
@@ -213,7 +222,7 @@ impl State {
 
     /// A task as a principal may see it: another's looks as if it did not exist.
     pub fn task_for(&self, by: &Principal, id: TaskId) -> Option<&Task> {
-        self.task(id).filter(|task| task.owner == *by.owner())
+        self.task(id).filter(|task| task.owner == *by.owner() || is_asked(task, by))
     }
 
     /// The tasks whose lease a node holds.
@@ -352,14 +361,18 @@ impl State {
         let blobs = blobs::of_message(&message);
         self.check_blobs(by.owner(), Some(task), &blobs)?;
 
+        let overrides = overridden(task, by)?;
         let mut task = task.clone();
         settle_questions(&mut task, &message, stamp.at)?;
+        if let Some(reason) = outside_reason(by, &message) {
+            task.note_outside_input(&reason);
+        }
         self.remember(by.owner(), &message, &task);
         task.bytes += message.size();
         task.history.push(message);
         self.tasks.insert(key(id), Arc::new(task));
         self.name_blobs(id, &blobs, stamp);
-        Ok(self.go_on(id, trace, Metadata::new(), stamp))
+        Ok(self.go_on(id, trace, overrides, stamp))
     }
 
     fn cancel(&mut self, by: &Principal, id: TaskId, stamp: Stamp) -> Result<Applied, Rejection> {
@@ -376,6 +389,18 @@ impl State {
         let mut effects = Vec::new();
         self.cancel_tree(id, stamp, &mut effects);
         Ok(done(effects))
+    }
+
+    /// What a task delegated does not outlive it; what it sent does when it has completed.
+    fn cancel_children(&mut self, id: TaskId, state: TaskState, stamp: Stamp, effects: &mut Vec<Effect>) {
+        let was_sent = |child: &Task| {
+            let step = child.parent.as_ref().and_then(|parent| self.task(id)?.step(parent.step));
+            step.is_some_and(|step| matches!(step.intent, Intent::Delegate { handover: Handover::Send, .. }))
+        };
+        let stays = |child: &TaskId| state == TaskState::Completed && self.task(*child).is_some_and(was_sent);
+        let children = self.children.get(&id).into_iter().flatten();
+        let canceled: Vec<TaskId> = children.filter(|child| !stays(child)).copied().collect();
+        canceled.into_iter().for_each(|child| self.cancel_tree(child, stamp, effects));
     }
 
     /// Cancels a task and every open task below it: a child does not outlive its parent.
@@ -440,7 +465,7 @@ impl State {
         }
         if state.is_terminal() {
             self.end(id, stamp);
-            self.cancel_tree(id, stamp, &mut effects);
+            self.cancel_children(id, state, stamp, &mut effects);
         }
         if is_released {
             self.give_away(id, owner, stamp, &mut effects);
@@ -495,13 +520,18 @@ impl State {
         }
         for spec in agents {
             let name = spec.name.clone();
+            // One that any node can dial is the one that the mesh knows.
+            if self.is_joined(&name) {
+                continue;
+            }
             self.agents
                 .entry(name)
                 .and_modify(|agent| agent.spec = spec.clone())
                 .or_insert(Agent { spec, placed: BTreeSet::new() });
         }
-        let nodes = &self.nodes;
-        self.agents.retain(|name, _| nodes.values().any(|node| node.declares.contains(name)));
+        let (nodes, peers) = (&self.nodes, &self.peers);
+        let is_anywhere = |name: &AgentName| nodes.values().any(|node| peers::can_run(peers, node, name));
+        self.agents.retain(|name, _| is_anywhere(name));
         self.place_agents(&mut effects);
         effects.extend(self.assign_pending(stamp));
         Ok(done(effects))
@@ -655,7 +685,7 @@ impl State {
         let can_host = |node: &&Node| {
             node.takes_tasks()
                 && wish != Wish::Except(node.id)
-                && node.declares.contains(agent)
+                && self.can_run(node, agent)
                 && (!all_know_labels || node.has_labels(&spec.labels))
                 && self.load_of(node.id) < limits::MAX_LEASED_PER_NODE
         };
@@ -687,7 +717,7 @@ impl State {
             let mut candidates: Vec<NodeId> = self
                 .nodes
                 .values()
-                .filter(|node| node.takes_tasks() && node.declares.contains(name))
+                .filter(|node| node.takes_tasks() && peers::can_run(&self.peers, node, name))
                 .filter(fits)
                 .map(|node| node.id)
                 .collect();
@@ -820,6 +850,7 @@ fn new_node(id: NodeId, name: String, role: NodeRole, addresses: NodeAddresses, 
 
 fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
     let Submission { task: id, fresh_context, agent, message, parent, hop, deadline_ms, trace, .. } = submission;
+    let outside = outside_reason(&by, &message);
     let context = message.context_id.clone().unwrap_or(fresh_context);
     let mut task = Task {
         id,
@@ -833,6 +864,7 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
         deadline: deadline_ms.map(|ms| Timestamp(at.0.saturating_add(ms))),
         status: TaskStatus { state: TaskState::Submitted, message: None, at },
         bytes: message.size(),
+        outside_input: Vec::new(),
         blobs: BTreeMap::new(),
         history: vec![message],
         artifacts: Vec::new(),
@@ -847,8 +879,20 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
         journal: Vec::new(),
         trace,
     };
+    if let Some(reason) = outside {
+        task.note_outside_input(&reason);
+    }
     task.push_event(at, EventKind::Created);
     task
+}
+
+/// Why a message counts as outside input: another agent wrote it, and no agent of this mesh.
+fn outside_reason(by: &Principal, message: &Message) -> Option<String> {
+    let from_a_mesh = crate::chain_in(message).last().map(|link| format!("message of agent {}", link.agent));
+    match by {
+        Principal::Operator | Principal::Node(_) => from_a_mesh,
+        Principal::Agent { .. } => None,
+    }
 }
 
 fn adoption_metadata(from: NodeId, to: NodeId, epoch: Epoch, wish: Wish) -> Metadata {
@@ -859,6 +903,29 @@ fn adoption_metadata(from: NodeId, to: NodeId, epoch: Epoch, wish: Wish) -> Meta
     // In the order of the names: whether a JSON object keeps another order is a feature of a build.
     let adopted = serde_json::json!({ "epoch": epoch, "from": from, "reason": reason, "to": to });
     Metadata::from([("dev.towline/adopted".to_owned(), adopted)])
+}
+
+/// Whether the task asks this principal, who may then see what it is about.
+fn is_asked(task: &Task, by: &Principal) -> bool {
+    task.asked_of().is_some_and(|to| to == by.owner().to_string())
+}
+
+/// Whether this principal may answer what the task asks. An operator may in the place of the one who is asked: that is what the
+/// metadata of the next event then says.
+fn overridden(task: &Task, by: &Principal) -> Result<Metadata, Rejection> {
+    let answers = by.owner().to_string();
+    match task.asked_of() {
+        Some(to) if to != answers => match by.owner() {
+            Principal::Operator => {
+                let overridden = serde_json::json!({ "by": answers, "to": to });
+                Ok(Metadata::from([("dev.towline/override".to_owned(), overridden)]))
+            }
+            Principal::Node(_) | Principal::Agent { .. } => {
+                Err(Rejection::NotAsked { task: task.id, to: to.to_owned() })
+            }
+        },
+        Some(_) | None => Ok(Metadata::new()),
+    }
 }
 
 /// Lets an answer end the step that asked for it. With several open questions the first one is answered; a step in doubt

@@ -133,6 +133,7 @@ fn eventful_day() -> Log {
         message: Box::new(user_message("m-2", "read the file")),
         peer_task: None,
         on_adoption: OnAdoption::Retry,
+        handover: Handover::Delegation,
     };
     log.report(surveyor, vec![turn_started(1), model_step(0)]).unwrap();
     log.report(surveyor, vec![step_ended(0, ""), step_started(1, delegate)]).unwrap();
@@ -233,5 +234,7 @@ fn kind(command: &Command) -> &'static str {
         Command::Note { .. } => "note",
         Command::Upload { .. } => "upload",
         Command::Archive { .. } => "archive",
+        Command::AddPeer(_) => "add_peer",
+        Command::RemovePeer { .. } => "remove_peer",
     }
 }

@@ -491,10 +491,10 @@ impl Node {
     async fn ask(&self, task: &str, question: &str) {
         let span = TraceContext { trace_id: 1, span_id: 2, sampled: false };
         let step = towline_core::StepNo(0);
-        let intent = towline_core::Intent::Ask { call_id: "c".into(), question: question.into() };
+        let intent = towline_core::Intent::Ask { call_id: "c".into(), question: question.into(), to: None };
         let mut message = message("question-1", question);
         message.role = Role::Agent;
-        self.report(task, vec![OwnerWord::StepStarted { step, intent, span }, OwnerWord::AskPerson { step, message }])
+        self.report(task, vec![OwnerWord::StepStarted { step, intent, span }, OwnerWord::AskPerson { step, message, auth: false }])
             .await;
     }
 

@@ -11,7 +11,7 @@ use super::{
     artifact_to_sdk, message_to_sdk, metadata_to_sdk, part_to_sdk, requests::page_token, state_to_sdk, time_to_sdk,
     with_integers, with_sorted_maps,
 };
-use crate::{AGENT_KEY, GENERATION_KEY, PROTOCOL_VERSION, SendOptions, TRACE_KEY, WireError};
+use crate::{AGENT_KEY, ASKED_OF_KEY, GENERATION_KEY, OUTSIDE_INPUT_KEY, PROTOCOL_VERSION, SendOptions, TRACE_KEY, WireError};
 
 /// How much of a task is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -359,11 +359,18 @@ fn encode<T: ProtoJsonPayload>(value: &T) -> Result<Value, WireError> {
 }
 
 fn task_metadata(task: &Task, generation: u64) -> Metadata {
-    Metadata::from([
+    let mut metadata = Metadata::from([
         (GENERATION_KEY.to_owned(), generation.into()),
         (AGENT_KEY.to_owned(), task.agent.as_str().into()),
         (TRACE_KEY.to_owned(), task.trace.trace_id_hex().into()),
-    ])
+    ]);
+    if task.is_outside_input() {
+        metadata.insert(OUTSIDE_INPUT_KEY.to_owned(), task.outside_input.clone().into());
+    }
+    if let Some(to) = task.asked_of() {
+        metadata.insert(ASKED_OF_KEY.to_owned(), to.into());
+    }
+    metadata
 }
 
 fn with_generation(metadata: &Metadata, index: u64) -> Metadata {

@@ -13,6 +13,7 @@ impl Command {
             | Command::MintToken { .. }
             | Command::Upload { .. }
             | Command::Note { .. }
+            | Command::AddPeer(_)
             | Command::Enrol(_) => true,
             Command::Report(_)
             | Command::Testify(_)
@@ -27,6 +28,7 @@ impl Command {
             | Command::Undrain { .. }
             | Command::AssignPending
             | Command::Sweep
+            | Command::RemovePeer { .. }
             | Command::Archive { .. } => false,
         }
     }
@@ -54,7 +56,9 @@ impl Command {
             | Command::Sweep
             | Command::Archive { .. }
             | Command::Upload { .. }
-            | Command::Note { .. } => None,
+            | Command::Note { .. }
+            | Command::AddPeer(_)
+            | Command::RemovePeer { .. } => None,
         }
     }
 

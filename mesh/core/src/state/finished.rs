@@ -342,8 +342,11 @@ impl State {
 
     /// [`State::record`] as a principal may see it: another's looks as if it did not exist.
     pub fn record_for(&self, by: &Principal, id: TaskId) -> Option<Record> {
-        let owner = self.task(id).map(|task| &task.owner).or_else(|| self.stub(id).map(|stub| &stub.owner))?;
-        (owner == by.owner()).then(|| self.record(id)).flatten()
+        let is_shown = match self.task(id) {
+            Some(_) => self.task_for(by, id).is_some(),
+            None => self.stub(id)?.owner == *by.owner(),
+        };
+        is_shown.then(|| self.record(id)).flatten()
     }
 
     /// The state of a task, wherever its record is.

@@ -325,7 +325,7 @@ pub fn tool_intent(on_adoption: OnAdoption) -> Intent {
 }
 
 pub fn ask_intent() -> Intent {
-    Intent::Ask { call_id: "call-1".into(), question: "which one?".into() }
+    Intent::Ask { call_id: "call-1".into(), question: "which one?".into(), to: None }
 }
 
 pub fn step_ended(step: u32, text: &str) -> OwnerWord {
@@ -351,7 +351,7 @@ pub fn finished(state: TaskState) -> OwnerWord {
 }
 
 pub fn ask_person(step: u32, question: &str) -> OwnerWord {
-    OwnerWord::AskPerson { step: StepNo(step), message: agent_message(&format!("question-{step}"), question) }
+    OwnerWord::AskPerson { step: StepNo(step), message: agent_message(&format!("question-{step}"), question), auth: false }
 }
 
 /// What a client that concatenates by A2A's rules ends with: artifact id to text.
