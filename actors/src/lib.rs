@@ -32,7 +32,7 @@ mod traits;
 use ractor::{Actor, ActorRef};
 use std::{sync::Arc, time::Duration};
 use towline_cluster::ClusterHandle;
-use towline_core::{AgentSpec, Interruption, Step, Task};
+use towline_core::{AgentName, AgentSpec, Interruption, Step, Task};
 
 pub use config::{
     AgentConfig, McpServerConfig, McpTransport, MeshConfig, ModelConfig, ModelTimeouts, PeerConfig, Provider, Secret,
@@ -40,6 +40,7 @@ pub use config::{
 pub use error::MeshError;
 pub use mcp_connection::McpServerStatus;
 pub use peers::{Dialler, resolved};
+pub use task_run::MAX_DEPTH;
 pub use traits::Traits;
 
 use dispatcher::{DispatcherActor, DispatcherMsg};
@@ -86,6 +87,15 @@ impl Mesh {
     /// Where the MCP connections stand, by name.
     pub fn mcp_servers(&self) -> Vec<McpServerStatus> {
         self.shared.servers().iter().map(McpHandle::status).collect()
+    }
+
+    /// Whether an agent that this node declares must not be given a peer: it holds sensitive data, and a peer would bring text
+    /// from outside and be a way out.
+    pub fn keeps_peers_away(&self, agent: &AgentName) -> bool {
+        let agents = &self.shared.config.agents;
+        agents.iter().any(|known| {
+            known.name == *agent && !known.allow_trifecta && known.traits.and(Traits::PEER).is_trifecta()
+        })
     }
 
     /// Begins nothing new, and waits until nothing is under way that must not run twice, or the time is over: then this

@@ -32,7 +32,6 @@ const MAX_CARDS: usize = 1_000;
 /// Limit of the reading of a card: it is a small file.
 const CARD_WITHIN: Duration = Duration::from_secs(5);
 
-/// The name under which agents' delegations find a peer, resolved at each dial.
 impl Shared {
     /// A peer by its name.
     ///
@@ -44,13 +43,6 @@ impl Shared {
         }
         let known = agent_name(name).and_then(|name| self.cluster.local(|state| state.peer(&name).cloned()));
         known.map(|peer| resolved(&peer)).transpose()
-    }
-
-    /// Whether a name is a peer's.
-    pub(crate) fn is_peer(&self, name: &str) -> bool {
-        let made_known =
-            || agent_name(name).is_some_and(|name| self.cluster.local(|state| state.peer(&name).is_some()));
-        self.config.peers.iter().any(|peer| peer.name == name) || made_known()
     }
 }
 

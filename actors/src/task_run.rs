@@ -50,6 +50,7 @@ use crate::{
 use view::View;
 
 pub(crate) use leaving::Leave;
+pub use relay::MAX_DEPTH;
 pub(crate) use relay::ON_BEHALF_OF_KEY;
 
 /// Name of the artifacts that hold the answers of an agent's model.

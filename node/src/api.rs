@@ -4,6 +4,7 @@
 //! `{"error": {"code": …, "message": …}}`; 503 means that the cluster has no quorum.
 
 mod members;
+mod peers;
 mod resolve;
 
 use std::{
@@ -38,6 +39,7 @@ use crate::{
 };
 
 pub use members::{DrainView, LeftTask};
+pub use peers::{PeerRequest, PeerView};
 
 /// Longest life of a join token: who needs one later makes one later.
 const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -78,6 +80,9 @@ pub struct AgentView {
     /// How many it may have.
     #[serde(default)]
     pub queue: u32,
+    /// Where it is, if it is an agent outside of this mesh that takes part in it.
+    #[serde(default)]
+    pub urls: Vec<String>,
 }
 
 /// A task, as the operator sees it.
@@ -111,6 +116,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .route(resolve::ROUTE, post(resolve::resolve))
         .route("/api/v1/join-tokens", post(join_token))
         .merge(members::routes())
+        .merge(peers::routes())
         .route_layer(middleware::from_fn_with_state(Arc::clone(&api), operator_only))
         .route("/livez", get(async || "ok\n"))
         .route("/healthz", get(health))
@@ -169,6 +175,7 @@ fn agent_view(state: &ClusterState, agent: &Agent) -> AgentView {
         nodes,
         open_tasks: state.open_tasks_of(&agent.spec.name),
         queue: agent.spec.queue.unwrap_or(DEFAULT_QUEUE),
+        urls: state.peer(&agent.spec.name).map(|peer| peer.urls.clone()).unwrap_or_default(),
     }
 }
 

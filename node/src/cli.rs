@@ -81,6 +81,9 @@ pub enum Command {
     /// Agents of the cluster
     #[command(subcommand)]
     Agent(AgentCommand),
+    /// Agents of others that agents of the cluster may delegate to
+    #[command(subcommand)]
+    Peer(PeerCommand),
     /// The cluster and its nodes
     #[command(subcommand)]
     Cluster(ClusterCommand),
@@ -149,7 +152,7 @@ pub struct SendArgs {
     #[arg(long, conflicts_with_all = ["asynchronous", "wait"])]
     pub stream: bool,
     /// Prints the task and does not wait for it
-    #[arg(long = "async", conflicts_with = "wait")]
+    #[arg(long = "async", visible_alias = "no-wait", conflicts_with = "wait")]
     pub asynchronous: bool,
     /// Waits for the task and prints what it made (the default if standard output is no terminal)
     #[arg(long)]
@@ -191,6 +194,15 @@ pub enum TaskCommand {
         after_help = "Examples:\n  towline task resolve ID --step 3 --as done --result \"the letter was sent\"\n  towline task resolve ID --step 3 --as retry\n  towline task resolve ID --step 3 --as failed --reason \"no such account\""
     )]
     Resolve(ResolveArgs),
+    /// Waits until a task has ended or asks something, and shows what it made
+    #[command(after_help = "Example:\n  towline task wait 0198c0de-0000-7000-8000-000000000000 --timeout 10m")]
+    Wait {
+        /// Id of the task
+        id: String,
+        /// How long to wait, as in 30s or 5m; the task itself goes on
+        #[arg(long, value_name = "DURATION", value_parser = crate::config::duration)]
+        timeout: Option<std::time::Duration>,
+    },
     /// Follows the events of a task until it ends or asks
     #[command(
         after_help = "Examples:\n  towline task subscribe ID\n  towline task subscribe ID --from 0     # from its first event"
@@ -277,6 +289,58 @@ pub enum AgentCommand {
     /// Lists the agents and the nodes they are placed on
     #[command(after_help = "Example:\n  towline agent list")]
     List,
+    /// Lets an agent on any A2A 1.0 server take part: it gets tasks like every agent of the mesh
+    #[command(
+        after_help = "Examples:\n  towline agent add echo --url http://127.0.0.1:9000\n  towline agent add legal --url https://a.legal.example --url https://b.legal.example --token-secret LEGAL"
+    )]
+    Add(PeerAddArgs),
+    /// Takes such an agent out again
+    #[command(after_help = "Example:\n  towline agent remove echo")]
+    Remove {
+        /// Its name
+        name: String,
+    },
+}
+
+/// `towline peer …`
+#[derive(Debug, Subcommand)]
+pub enum PeerCommand {
+    /// Makes an agent on any A2A 1.0 server known, on all nodes
+    #[command(
+        after_help = "Examples:\n  towline peer add legal --url https://legal.example --for surveyor --token-secret LEGAL\n  towline peer add echo --url http://127.0.0.1:9000 --for surveyor"
+    )]
+    Add(PeerAddArgs),
+    /// Lists those that were made known while the cluster runs
+    #[command(after_help = "Example:\n  towline peer list")]
+    List,
+    /// Forgets one
+    #[command(after_help = "Example:\n  towline peer remove legal")]
+    Remove {
+        /// Its name
+        name: String,
+    },
+}
+
+/// `towline peer add`, `towline agent add`
+#[derive(Debug, Args)]
+pub struct PeerAddArgs {
+    /// The name that it gets here
+    pub name: String,
+    /// Where it is; may be given again: the next one is dialled when the first does not answer
+    #[arg(long, value_name = "URL", required = true)]
+    pub url: Vec<String>,
+    /// Name of the secret with its bearer token: an environment variable of each node, or a file in its folder of secrets
+    #[arg(long, value_name = "NAME", conflicts_with = "token_file")]
+    pub token_secret: Option<String>,
+    /// File with its bearer token, at the same path on each node
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// It takes the same message id twice as one message: then a message may be sent again
+    #[arg(long)]
+    pub idempotent: bool,
+    /// An agent that may delegate to it; may be given again
+    #[arg(long = "for", value_name = "AGENT")]
+    pub for_agents: Vec<String>,
 }
 
 /// `towline cluster …`

@@ -11,6 +11,7 @@ mod a2a_client;
 mod binaries;
 mod cli;
 mod cluster;
+mod elsewhere;
 mod fake_model;
 mod fake_peer;
 mod made;
@@ -22,6 +23,7 @@ pub use a2a_client::{A2aClient, RpcError, http_client, state_of, task_of, text_m
 pub use binaries::{scripted_mcp, towline};
 pub use cli::{Ran, run_cli, run_cli_in};
 pub use cluster::{Cluster, Plan, TestNode, base_config};
+pub use elsewhere::{Asked, Elsewhere, Manners};
 pub use fake_model::{Answer, Chat, FakeModel, Gate};
 pub use fake_peer::{FakePeer, PeerScript};
 pub use made::{made_base64, made_bytes};

@@ -287,6 +287,11 @@ impl<T: Fn(News)> Following<'_, T> {
                 return Ok(end);
             }
         }
+        if self.child.task.is_none() {
+            let source = "the stream ended before the peer named a task".into();
+            let error = ClientError::Broken { endpoint: client.endpoint().to_owned(), source };
+            return Err(Trouble::Passing { error, at_least: None }.into());
+        }
         match self.settle(client).await? {
             Some(end) => Ok(end),
             // Streams of many peers end when a task waits for its client; from then on it is looked at.
@@ -300,7 +305,10 @@ impl<T: Fn(News)> Following<'_, T> {
         let Some(task) = self.child.task.clone() else {
             let mut span = send_span(self.job, names::span::SEND_STREAMING_MESSAGE);
             return match client.stream(&self.message, SendOptions::default(), trace).await {
-                Ok(events) => Ok(Ok(events)),
+                Ok(events) => {
+                    self.child.maybe_sent = true;
+                    Ok(Ok(events))
+                }
                 // A card may promise what its server does not do: nothing was begun then.
                 Err(error) if error.is_unsupported() => Ok(Err(self.follow_polling(client).await?)),
                 Err(error) => Err(self.not_sent(&mut span, error)),

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Deepest chain of delegations, over all meshes: what needs more goes in a circle, or in the wrong direction.
-pub(crate) const MAX_DEPTH: usize = 8;
+pub const MAX_DEPTH: usize = 8;
 
 /// The id of the call that hands a task on: no model made it.
 const RELAYED: &str = "relay";

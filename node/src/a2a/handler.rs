@@ -19,6 +19,7 @@ use towline_trace::{Kind, Span, names};
 use super::{
     A2aSettings, Binding, blobs,
     call::Call,
+    chain,
     principal::Caller,
     stream::{AtInput, TaskStream, may_subscribe},
 };
@@ -277,14 +278,14 @@ fn command(request: SendRequest, caller: &Caller, agent: AgentName, fresh: Fresh
     Ok(Command::Submit(Box::new(Submission {
         task: fresh.task,
         fresh_context: fresh.context,
-        agent,
-        message,
         prefer: fresh.node,
         parent: caller.parent.clone(),
-        hop: caller.hop,
+        hop: caller.hop.max(chain::length_of(&message)),
         deadline_ms: caller.deadline_ms,
         trace: fresh.trace,
         most_open: fresh.most_open,
+        agent,
+        message,
     })))
 }
 
@@ -302,6 +303,7 @@ async fn perform(
     let principal = &asked.caller.principal;
     match decision {
         Decision::Propose { mut command, reply_on } => {
+            chain::check(settings, &command)?;
             blobs::keep(settings, principal, &mut command).await?;
             let task = propose(&settings.cluster, principal, command, &span.context()).await?;
             span.set(names::A2A_TASK_ID, task.to_string());

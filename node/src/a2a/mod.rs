@@ -14,6 +14,7 @@ mod blob_door;
 mod blobs;
 mod call;
 mod cards;
+mod chain;
 mod grpc;
 mod handler;
 mod jsonrpc;

@@ -10,6 +10,7 @@ mod init;
 mod mcp;
 mod members;
 mod node;
+mod peer;
 mod send;
 mod snapshot;
 mod task;
@@ -72,7 +73,8 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
         Command::Send(args) => send::run(args, &Client::new(global)?, output).await,
         Command::Task(command) => task::run(command, &Client::new(global)?, output).await,
         Command::Card(command) => card::run(command, &Client::new(global)?, output).await,
-        Command::Agent(command) => agent::run(&command, &Client::new(global)?, output).await,
+        Command::Agent(command) => agent::run(command, &Client::new(global)?, output).await,
+        Command::Peer(command) => peer::run(command, &Client::new(global)?, output).await,
         Command::Cluster(command) => cluster::run(command, &Client::new(global)?, output).await,
         Command::Mcp(command) => mcp::run(&command, &Client::new(global)?, output).await,
         Command::Node(_) | Command::Init(_) | Command::Validate(_) | Command::Completion(_) => {

@@ -15,6 +15,7 @@ mod section;
 mod servers;
 mod telemetry;
 mod tree;
+mod trifecta;
 mod values;
 
 use std::{
@@ -37,7 +38,7 @@ pub use telemetry::TelemetrySettings;
 use section::{Context, Field, Section};
 use tree::Tree;
 
-pub(crate) use values::duration;
+pub(crate) use values::{duration, http_url, is_plain_remote, url_text};
 
 /// Largest configuration file: a hundred thousand agents fit.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
@@ -128,6 +129,7 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
         models: root.keys_of("models"),
         servers: servers.iter().map(|server| server.name.as_str()).collect(),
         peers: peers.iter().map(|peer| peer.name.as_str()).collect(),
+        configured: &servers,
     };
     let agents = agents::read(&mut root, &known);
     let front_door = agents::read_front_door(&mut root, &agents);
