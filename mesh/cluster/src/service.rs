@@ -268,7 +268,7 @@ fn caller<T>(request: &Request<T>) -> Result<NodeId, Status> {
 fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
     match &proposal.by {
         Principal::Node(node) if *node != caller => return false,
-        Principal::Node(_) | Principal::Operator | Principal::Agent { .. } => {}
+        Principal::Node(_) | Principal::Operator | Principal::Agent { .. } | Principal::Named { .. } => {}
     }
     match &proposal.command {
         Command::NodeLost { node, .. } => *node == caller,

@@ -127,6 +127,10 @@ fn printable(c: char) -> bool {
     !c.is_control()
 }
 
+fn visible(c: char) -> bool {
+    c.is_ascii_graphic()
+}
+
 fn name_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '-' || c == '_'
 }
@@ -151,6 +155,15 @@ text_id!(
     "agent name",
     name_char,
     "may have letters, digits, '-' and '_' only"
+);
+
+text_id!(
+    /// Somebody outside the mesh, as a configuration or an approval names them, such as `user:ada` or `ci@example.org`. ASCII
+    /// without spaces, so that a header can carry it.
+    PrincipalId,
+    "principal id",
+    visible,
+    "may have ASCII letters, digits and signs only, and no space"
 );
 
 /// A node. The log index of its enrolment, so it is never used twice; the first node is 1.

@@ -47,7 +47,7 @@ pub use doubt::{LateReport, LateResult, Resolution, Resolve, Verdict};
 pub use effect::Effect;
 pub use enrolment::{Enrolment, JoinToken, NodeCertificate, NodeKey, NodeRole};
 pub use event::{Event, EventKind};
-pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, TaskId, VShard};
+pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, PrincipalId, TaskId, VShard};
 pub use journal::{
     Asked, Doubt, Handover, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage,
 };
@@ -55,7 +55,7 @@ pub use lease::{Epoch, Lease, Stamp, Timestamp};
 pub use node::{Draining, Labels, Node, NodeAddresses, NodeHealth};
 pub use note::Note;
 pub use peer::{JoinedAgent, Peer, PeerToken};
-pub use principal::Principal;
+pub use principal::{Principal, PrincipalRole};
 pub use state::{Founder, ListFilter, Listing, Record, Row, State, Stub, TaskPage};
 pub use task::{Adoption, OwnerReport, OwnerWord, ParentLink, Submission, Task, TaskState, TaskStatus, Turn};
 pub use trace_context::{InvalidTraceContext, TraceContext};

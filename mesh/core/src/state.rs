@@ -9,7 +9,7 @@ use std::{
 use crate::{
     Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Epoch, EventKind,
     Handover, Intent, JoinToken, Labels, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note,
-    Outcome, OwnerReport, OwnerWord, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task,
+    Outcome, OwnerReport, OwnerWord, Placement, Principal, PrincipalRole, Proposal, Rejection, Reply, Stamp, Step, Submission, Task,
     TaskId, TaskState, TaskStatus, Timestamp, Turn, VShard, limits,
     mutants::{self, Mutant},
     note::Notes,
@@ -222,7 +222,12 @@ impl State {
 
     /// A task as a principal may see it: another's looks as if it did not exist.
     pub fn task_for(&self, by: &Principal, id: TaskId) -> Option<&Task> {
-        self.task(id).filter(|task| task.owner == *by.owner() || is_asked(task, by))
+        self.task(id).filter(|task| by.may_act_on(&task.owner))
+    }
+
+    /// A task that asks this principal something, whoever owns it: it may see what it is asked about, and answer.
+    fn asked_task(&self, by: &Principal, id: TaskId) -> Option<&Task> {
+        self.task(id).filter(|task| task.asked_of().is_some_and(|to| to == by.owner().to_string()))
     }
 
     /// The tasks whose lease a node holds.
@@ -293,7 +298,7 @@ impl State {
     }
 
     fn submit(&mut self, by: Principal, submission: Submission, stamp: Stamp) -> Result<Applied, Rejection> {
-        if let Some(task) = self.sent_before(&by, &submission.message, Some(&submission.agent), stamp.at)? {
+        if let Some(task) = self.sent_before(&by.owner(), &submission.message, Some(&submission.agent), stamp.at)? {
             return Ok(Applied { reply: Reply::Submitted { task, created: false }, effects: Vec::new() });
         }
         check_message(&submission.message)?;
@@ -314,7 +319,7 @@ impl State {
         }
         self.check_room(&by, &submission)?;
         let blobs = blobs::of_message(&submission.message);
-        self.check_blobs(by.owner(), None, &blobs)?;
+        self.check_blobs(&by.owner(), None, &blobs)?;
 
         let id = submission.task;
         let prefer = submission.prefer;
@@ -340,10 +345,10 @@ impl State {
         trace: crate::TraceContext,
         stamp: Stamp,
     ) -> Result<Applied, Rejection> {
-        let Some(task) = self.task_for(by, id) else {
+        let Some(task) = self.task_for(by, id).or_else(|| self.asked_task(by, id)) else {
             return self.continue_ended(by, id, &message, stamp);
         };
-        if let Some(task) = self.sent_before(by, &message, None, stamp.at)? {
+        if let Some(task) = self.sent_before(&task.owner, &message, None, stamp.at)? {
             return Ok(Applied { reply: Reply::Continued { task }, effects: Vec::new() });
         }
         check_message(&message)?;
@@ -359,7 +364,7 @@ impl State {
         }
         State::check_room_in(task, &message)?;
         let blobs = blobs::of_message(&message);
-        self.check_blobs(by.owner(), Some(task), &blobs)?;
+        self.check_blobs(&task.owner, Some(task), &blobs)?;
 
         let overrides = overridden(task, by)?;
         let mut task = task.clone();
@@ -367,7 +372,7 @@ impl State {
         if let Some(reason) = outside_reason(by, &message) {
             task.note_outside_input(&reason);
         }
-        self.remember(by.owner(), &message, &task);
+        self.remember(&task.owner, &message, &task);
         task.bytes += message.size();
         task.history.push(message);
         self.tasks.insert(key(id), Arc::new(task));
@@ -856,7 +861,7 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
         id,
         context,
         agent,
-        owner: by.owner().clone(),
+        owner: by.owner(),
         submitted_by: by,
         parent,
         hop,
@@ -890,7 +895,8 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
 fn outside_reason(by: &Principal, message: &Message) -> Option<String> {
     let from_a_mesh = crate::chain_in(message).last().map(|link| format!("message of agent {}", link.agent));
     match by {
-        Principal::Operator | Principal::Node(_) => from_a_mesh,
+        Principal::Named { id, role: PrincipalRole::Agent } => Some(format!("message of agent {id}")),
+        Principal::Operator | Principal::Node(_) | Principal::Named { .. } => from_a_mesh,
         Principal::Agent { .. } => None,
     }
 }
@@ -905,25 +911,16 @@ fn adoption_metadata(from: NodeId, to: NodeId, epoch: Epoch, wish: Wish) -> Meta
     Metadata::from([("dev.towline/adopted".to_owned(), adopted)])
 }
 
-/// Whether the task asks this principal, who may then see what it is about.
-fn is_asked(task: &Task, by: &Principal) -> bool {
-    task.asked_of().is_some_and(|to| to == by.owner().to_string())
-}
-
 /// Whether this principal may answer what the task asks. An operator may in the place of the one who is asked: that is what the
 /// metadata of the next event then says.
 fn overridden(task: &Task, by: &Principal) -> Result<Metadata, Rejection> {
     let answers = by.owner().to_string();
     match task.asked_of() {
-        Some(to) if to != answers => match by.owner() {
-            Principal::Operator => {
-                let overridden = serde_json::json!({ "by": answers, "to": to });
-                Ok(Metadata::from([("dev.towline/override".to_owned(), overridden)]))
-            }
-            Principal::Node(_) | Principal::Agent { .. } => {
-                Err(Rejection::NotAsked { task: task.id, to: to.to_owned() })
-            }
-        },
+        Some(to) if to != answers && by.is_operator() => {
+            let overridden = serde_json::json!({ "by": answers, "to": to });
+            Ok(Metadata::from([("dev.towline/override".to_owned(), overridden)]))
+        }
+        Some(to) if to != answers => Err(Rejection::NotAsked { task: task.id, to: to.to_owned() }),
         Some(_) | None => Ok(Metadata::new()),
     }
 }

@@ -158,6 +158,53 @@ fn credentials_that_are_asked_for_are_told_as_such() {
     assert_eq!(log.task(task).status.state, TaskState::AuthRequired);
 }
 
+fn named(id: &str, role: PrincipalRole) -> Principal {
+    Principal::Named { id: id.parse().unwrap(), role }
+}
+
+/// A task of this principal that asks another one, and the way to answer it.
+fn asks(log: &mut Log, owner: &Principal, to: &str) -> (TaskId, impl Fn(&str) -> Command + use<>) {
+    let submitted = submission(1, "reader", 1, user_message("m-1", "read the file"));
+    log.apply(owner.clone(), Command::Submit(Box::new(submitted))).unwrap();
+    let task = task_id(1);
+    let intent = Intent::Ask { call_id: "call-1".into(), question: "which one?".into(), to: Some(to.to_owned()) };
+    let ask = OwnerWord::AskPerson { step: StepNo(0), message: agent_message("question-1", "which one?"), auth: false };
+    log.report(task, vec![turn_started(1), step_started(0, intent), ask]).unwrap();
+    let answer = move |id: &str| {
+        let message = Message { task_id: Some(task), ..user_message(id, "the first") };
+        Command::Continue { task, message, trace: span(5) }
+    };
+    (task, answer)
+}
+
+#[test]
+fn a_question_for_one_principal_takes_the_answer_of_that_one_alone() {
+    let [alice, bob, carol] = ["alice", "bob", "carol"].map(|id| named(id, PrincipalRole::User));
+    let mut log = Log::of_nodes(1);
+    let (task, answer) = asks(&mut log, &bob, "alice");
+    let refused = log.apply(bob.clone(), answer("m-2")).unwrap_err();
+    assert!(matches!(&refused, Rejection::NotAsked { to, .. } if to == "alice"), "the owner asked somebody else: {refused:?}");
+    assert!(matches!(log.apply(carol.clone(), answer("m-3")), Err(Rejection::UnknownTask { .. })));
+    assert!(log.state.record_for(&alice, task).is_some(), "who is asked sees what it is about");
+    assert!(log.state.record_for(&carol, task).is_none());
+    assert!(matches!(log.apply(alice.clone(), Command::Cancel { task }), Err(Rejection::UnknownTask { .. })));
+    log.apply(alice.clone(), answer("m-4")).unwrap();
+    assert_eq!(log.task(task).status.state, TaskState::Submitted);
+    assert!(log.state.record_for(&alice, task).is_none(), "the question is answered");
+}
+
+#[test]
+fn a_message_of_a_principal_with_the_role_agent_is_outside_input() {
+    let mut log = Log::of_nodes(1);
+    for (number, role, expected) in
+        [(1, PrincipalRole::User, &[][..]), (2, PrincipalRole::Agent, &["message of agent robot".to_owned()][..])]
+    {
+        let submitted = submission(number, "reader", 1, user_message(&format!("m-{number}"), "read the file"));
+        log.apply(named("robot", role), Command::Submit(Box::new(submitted))).unwrap();
+        assert_eq!(log.task(task_id(number)).outside_input, expected);
+    }
+}
+
 #[test]
 fn a_question_for_one_principal_is_answered_by_an_operator_only_as_an_override() {
     for (to, overrides) in [(None, false), (Some("operator"), false), (Some("user:alice"), true)] {

@@ -127,7 +127,7 @@ fn peer(headers: &HeaderMap, node: NodeId) -> Result<Caller, Refused> {
     let principal = match text(headers, ON_BEHALF_OF)? {
         None => Principal::Node(node),
         Some(principal) => match serde_json::from_str(principal) {
-            Ok(principal @ (Principal::Agent { .. } | Principal::Operator)) => principal,
+            Ok(principal @ (Principal::Agent { .. } | Principal::Operator | Principal::Named { .. })) => principal,
             // A node speaks for itself by its certificate only.
             Ok(Principal::Node(_)) | Err(_) => return Err(Refused::Header { header: ON_BEHALF_OF }),
         },

@@ -128,7 +128,9 @@ impl Decoded {
         match &self.change {
             Change::State(_, proposal) => match (&proposal.by, &proposal.command) {
                 (Principal::Node(_), Command::Archive { tasks }) => Some(tasks),
-                (Principal::Node(_) | Principal::Operator | Principal::Agent { .. }, _) => None,
+                (Principal::Node(_) | Principal::Operator | Principal::Agent { .. } | Principal::Named { .. }, _) => {
+                    None
+                }
             },
             Change::Nothing | Change::Membership(_) => None,
         }

@@ -1,4 +1,4 @@
-//! Which messages were taken, so that none is taken twice: by principal and message id, for as long as the task is open
+//! Which messages were taken, so that none is taken twice: by the owner of the task and message id, for as long as the task is open
 //! and [`limits::DEDUP_AFTER_END_MS`] longer, also when the task itself is gone by then.
 
 use serde::{Deserialize, Serialize};
@@ -40,10 +40,11 @@ impl Sent {
 pub(super) type Expiring = (Timestamp, Principal, MessageId);
 
 impl State {
-    /// The task that the same message made or continued before.
+    /// The task that the same message made or continued before. `owner` is that of the task that the message is for: what an
+    /// operator says to another's task is remembered with the task.
     pub(super) fn sent_before(
         &self,
-        by: &Principal,
+        owner: &Principal,
         message: &Message,
         agent: Option<&AgentName>,
         now: Timestamp,
@@ -51,7 +52,7 @@ impl State {
         if mutants::on(Mutant::DedupOff) {
             return Ok(None);
         }
-        let sent = self.dedup.get(&(by.owner().clone(), message.message_id.clone()));
+        let sent = self.dedup.get(&(owner.clone(), message.message_id.clone()));
         let Some(sent) = sent.filter(|sent| sent.ended.is_none_or(|ended| !is_over(ended, now))) else {
             return Ok(None);
         };

@@ -84,7 +84,7 @@ pub(super) struct Archived {
     stubs: Chunked<TaskKey, Stub>,
     /// By when they ended.
     order: Chunked<(Timestamp, TaskId), ()>,
-    /// The same within an agent, a context, and each end that is not the usual one.
+    /// The same within an agent, a context, each end that is not the usual one, and each owner that is not the usual one.
     groups: Chunked<(Group, Timestamp, TaskId), ()>,
     counts: BTreeMap<Principal, BTreeMap<(AgentName, TaskState), usize>>,
 }
@@ -172,10 +172,10 @@ impl Archived {
         Some(stub)
     }
 
-    /// What a filter selects of an owner's stubs below a position, newest first.
+    /// What a filter selects of an owner's stubs, or of all, below a position, newest first.
     fn selected<'a>(
         &'a self,
-        owner: &'a Principal,
+        owner: Option<&'a Principal>,
         filter: &'a ListFilter,
         below: Option<(Timestamp, TaskId)>,
     ) -> impl Iterator<Item = (Timestamp, TaskId)> + use<'a> {
@@ -188,17 +188,19 @@ impl Archived {
         let of_all = group.is_none().then(|| self.order.below(&(at, id)).map(|(position, ())| *position));
         let oldest = filter.status_after.unwrap_or(Timestamp(0));
         let positions = of_group.into_iter().flatten().chain(of_all.into_iter().flatten());
-        positions
-            .take_while(move |(at, _)| *at >= oldest)
-            .filter(move |(_, id)| self.get(*id).is_some_and(|stub| stub.owner == *owner && filter.selects_stub(stub)))
+        positions.take_while(move |(at, _)| *at >= oldest).filter(move |(_, id)| {
+            self.get(*id).is_some_and(|stub| is_of(owner, &stub.owner) && filter.selects_stub(stub))
+        })
     }
 
-    /// How many of an owner's stubs a filter selects.
-    fn count(&self, owner: &Principal, filter: &ListFilter) -> usize {
+    /// How many of an owner's stubs, or of all, a filter selects.
+    fn count(&self, owner: Option<&Principal>, filter: &ListFilter) -> usize {
         if filter.context.is_some() || filter.status_after.is_some() {
             return self.selected(owner, filter, None).count();
         }
-        let counts = self.counts.get(owner).into_iter().flatten();
+        let of_one = owner.and_then(|owner| self.counts.get(owner)).into_iter().flatten();
+        let of_all = self.counts.values().filter(|_| owner.is_none()).flatten();
+        let counts = of_one.chain(of_all);
         let wanted = counts.filter(|((agent, state), _)| {
             filter.agent.as_ref().is_none_or(|wanted| wanted == agent)
                 && filter.state.is_none_or(|wanted| wanted == *state)
@@ -208,26 +210,36 @@ impl Archived {
 }
 
 fn groups_of(stub: &Stub) -> impl Iterator<Item = Group> {
-    let unusual =
-        (stub.state != TaskState::Completed).then(|| group(&stub.owner, "state", &format!("{:?}", stub.state)));
-    let agent = group(&stub.owner, "agent", stub.agent.as_str());
-    let context = group(&stub.owner, "context", stub.context.as_str());
-    [Some(agent), Some(context), unusual].into_iter().flatten()
+    let unusual = (stub.state != TaskState::Completed).then(|| group("state", &format!("{:?}", stub.state)));
+    let agent = group("agent", stub.agent.as_str());
+    let context = group("context", stub.context.as_str());
+    [Some(agent), Some(context), unusual, of_owner(&stub.owner)].into_iter().flatten()
 }
 
-/// The smallest group that holds all that a filter selects.
-fn narrowest(owner: &Principal, filter: &ListFilter) -> Option<Group> {
+/// The group of an owner, who so never waits for a look through what others own. Where nothing else is configured all is
+/// the operator's, and a group would be all once more.
+fn of_owner(owner: &Principal) -> Option<Group> {
+    (*owner != Principal::Operator).then(|| group("owner", &owner.to_string()))
+}
+
+/// The smallest group that holds all that a filter selects for an owner, or for who sees all.
+fn narrowest(owner: Option<&Principal>, filter: &ListFilter) -> Option<Group> {
     let unusual = filter.state.filter(|state| *state != TaskState::Completed);
-    let context = filter.context.as_ref().map(|context| group(owner, "context", context.as_str()));
-    let state = unusual.map(|state| group(owner, "state", &format!("{state:?}")));
-    let agent = filter.agent.as_ref().map(|agent| group(owner, "agent", agent.as_str()));
-    context.or(state).or(agent)
+    let context = filter.context.as_ref().map(|context| group("context", context.as_str()));
+    let state = unusual.map(|state| group("state", &format!("{state:?}")));
+    let agent = filter.agent.as_ref().map(|agent| group("agent", agent.as_str()));
+    context.or(owner.and_then(of_owner)).or(state).or(agent)
+}
+
+/// Whether a task of `task_owner` is one of an owner's, or of all.
+fn is_of(owner: Option<&Principal>, task_owner: &Principal) -> bool {
+    owner.is_none_or(|owner| owner == task_owner)
 }
 
 /// Two names may have one hash: whoever reads a group looks at each stub.
-fn group(owner: &Principal, kind: &str, name: &str) -> Group {
+fn group(kind: &str, name: &str) -> Group {
     let mut hasher = blake3::Hasher::new();
-    for text in [&owner.to_string(), kind, name] {
+    for text in [kind, name] {
         hasher.update(text.as_bytes());
         hasher.update(&[0]);
     }
@@ -331,7 +343,7 @@ impl State {
 
     /// [`State::stub`] as a principal may see it: another's looks as if it did not exist.
     pub fn stub_for(&self, by: &Principal, id: TaskId) -> Option<&Stub> {
-        self.stub(id).filter(|stub| stub.owner == *by.owner())
+        self.stub(id).filter(|stub| by.may_act_on(&stub.owner))
     }
 
     /// Where the record of a task is, whoever owns it; none if there is no such task.
@@ -342,11 +354,11 @@ impl State {
 
     /// [`State::record`] as a principal may see it: another's looks as if it did not exist.
     pub fn record_for(&self, by: &Principal, id: TaskId) -> Option<Record> {
-        let is_shown = match self.task(id) {
-            Some(_) => self.task_for(by, id).is_some(),
-            None => self.stub(id)?.owner == *by.owner(),
-        };
-        is_shown.then(|| self.record(id)).flatten()
+        if self.asked_task(by, id).is_some() {
+            return self.record(id);
+        }
+        let owner = self.task(id).map(|task| &task.owner).or_else(|| self.stub(id).map(|stub| &stub.owner))?;
+        by.may_act_on(owner).then(|| self.record(id)).flatten()
     }
 
     /// The state of a task, wherever its record is.
@@ -411,7 +423,8 @@ impl State {
     /// One page of the tasks that a principal may see, newest status first.
     pub fn list(&self, by: &Principal, filter: &ListFilter, page_size: usize) -> Listing {
         let owner = by.owner();
-        let mine = self.tasks.values().filter(|task| task.owner == *owner && filter.selects(task));
+        let owner = (!by.is_operator()).then_some(&owner);
+        let mine = self.tasks.values().filter(|task| is_of(owner, &task.owner) && filter.selects(task));
         let mut live: Vec<&Arc<Task>> = mine.collect();
         let total = live.len() + self.archived.count(owner, filter);
         live.retain(|task| filter.after.is_none_or(|after| (task.status.at, task.id) < after));
@@ -475,7 +488,7 @@ impl State {
         stamp: Stamp,
     ) -> Result<Applied, Rejection> {
         let stub = self.stub_for(by, id).ok_or(Rejection::UnknownTask { task: id })?;
-        if let Some(task) = self.sent_before(by, message, None, stamp.at)? {
+        if let Some(task) = self.sent_before(&stub.owner, message, None, stamp.at)? {
             return Ok(Applied { reply: Reply::Continued { task }, effects: Vec::new() });
         }
         check_message(message)?;

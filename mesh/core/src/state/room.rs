@@ -95,7 +95,7 @@ impl State {
             return Err(full(format!("the queue of agent {agent}"), queue));
         }
         let owner = by.owner();
-        if submission.parent.is_none() && counts.by_principal.get(owner).is_some_and(|open| *open >= most) {
+        if submission.parent.is_none() && counts.by_principal.get(&owner).is_some_and(|open| *open >= most) {
             return Err(full(format!("the list of open tasks of {owner}"), most));
         }
         Ok(())
