@@ -93,9 +93,9 @@ impl Mesh {
     /// from outside and be a way out.
     pub fn keeps_peers_away(&self, agent: &AgentName) -> bool {
         let agents = &self.shared.config.agents;
-        agents.iter().any(|known| {
-            known.name == *agent && !known.allow_trifecta && known.traits.and(Traits::PEER).is_trifecta()
-        })
+        agents
+            .iter()
+            .any(|known| known.name == *agent && !known.allow_trifecta && known.traits.and(Traits::PEER).is_trifecta())
     }
 
     /// Begins nothing new, and waits until nothing is under way that must not run twice, or the time is over: then this

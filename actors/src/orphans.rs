@@ -2,7 +2,9 @@
 //! then to tell the peer; the node that ran it last does, or the first one that could have.
 
 use std::sync::Arc;
-use towline_core::{EventKind, Handover, Intent, NodeHealth, NodeId, State, Step, Task, TaskId, TaskState, TraceContext};
+use towline_core::{
+    EventKind, Handover, Intent, NodeHealth, NodeId, State, Step, Task, TaskId, TaskState, TraceContext,
+};
 
 use crate::{delegation, shared::Shared};
 

@@ -100,9 +100,10 @@ fn send_schema(toolbox: &Toolbox) -> ToolSchema {
     let names: Vec<&String> = toolbox.delegates.keys().collect();
     ToolSchema {
         name: SEND.to_owned(),
-        description: "Gives a piece of work to one of the agents of `delegate` and goes on at once: the answer is the id of \
+        description:
+            "Gives a piece of work to one of the agents of `delegate` and goes on at once: the answer is the id of \
                       the work, for `wait`. What is not waited for goes on by itself."
-            .to_owned(),
+                .to_owned(),
         schema: json!({
             "type": "object",
             "properties": {

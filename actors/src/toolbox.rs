@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use towline_core::{
-    AgentName, ContextId, Handover, Intent, Message, MessageId, Metadata, OnAdoption, Outcome, Part, Role, Step, StepNo,
-    TaskId, ToolCall,
+    AgentName, ContextId, Handover, Intent, Message, MessageId, Metadata, OnAdoption, Outcome, Part, Role, Step,
+    StepNo, TaskId, ToolCall,
 };
 
 use crate::{
@@ -251,7 +251,9 @@ mod tests {
     fn what_was_sent_is_waited_for_and_nothing_else() {
         let send = plan("send", json!({"agent": "reader", "message": "read a.md"}));
         let Planned::Do(intent @ Intent::Delegate { handover: Handover::Send, .. }) = send else { panic!("{send:?}") };
-        let Intent::Delegate { call_id, target, own_mesh, message, on_adoption, handover, .. } = intent else { panic!() };
+        let Intent::Delegate { call_id, target, own_mesh, message, on_adoption, handover, .. } = intent else {
+            panic!()
+        };
         let peer_task = Some("t-1".to_owned());
         let sent = Intent::Delegate { call_id, target, own_mesh, message, peer_task, on_adoption, handover };
         let journal = [crate::decision::tests::step(0, sent, None)];
@@ -267,7 +269,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_called_is_refused_with_a_reason() {
-        assert_eq!(refusal(plan("fs.rm", json!({}))), "unknown_tool: there is no tool \"fs.rm\"; tools: delegate, send, wait");
+        assert_eq!(
+            refusal(plan("fs.rm", json!({}))),
+            "unknown_tool: there is no tool \"fs.rm\"; tools: delegate, send, wait"
+        );
         assert!(refusal(plan("ask_human", json!({"question": "?"}))).starts_with("unknown_tool"));
         assert!(refusal(plan("delegate", json!({"agent": "x", "message": "y"}))).starts_with("unknown_agent"));
         assert!(refusal(plan("delegate", json!("{\"agent\": "))).starts_with("malformed_arguments"));

@@ -59,7 +59,11 @@ async fn any_server_joins_with_one_command_and_is_an_agent_like_the_others() {
     let message = &sent[0].params["message"];
     let chain = &message["metadata"]["dev.towline/chain"];
     assert_eq!(chain, &json!([{ "agent": "abroad", "task": task["id"] }]));
-    assert_eq!(message["metadata"].get("dev.towline/onBehalfOf"), None, "nobody is named unless the configuration says so");
+    assert_eq!(
+        message["metadata"].get("dev.towline/onBehalfOf"),
+        None,
+        "nobody is named unless the configuration says so"
+    );
     assert_eq!(record.outside_input, ["result of peer abroad"]);
     let shown = run_cli(["task", "get", task["id"].as_str().unwrap(), "--server", &node.url]).await;
     assert!(shown.stdout.contains("outside  result of peer abroad"), "{shown:?}");
@@ -119,10 +123,8 @@ async fn a_url_that_goes_away_in_the_middle_is_replaced_by_the_next_and_nothing_
     let task = cluster.nodes[0].agent("abroad").send_async(text_message("m-1", "write")).await.unwrap();
     eventually("the task to be abroad", async || (elsewhere.states().len() == 1).then_some(())).await;
     elsewhere.leave(0);
-    eventually("the other URL to be asked", async || {
-        elsewhere.asked().iter().any(|asked| asked.at == 1).then_some(())
-    })
-    .await;
+    eventually("the other URL to be asked", async || elsewhere.asked().iter().any(|asked| asked.at == 1).then_some(()))
+        .await;
     ends.open();
     let task = state(&cluster, task["id"].as_str().unwrap(), "TASK_STATE_COMPLETED").await;
     assert_eq!(text_of_artifacts(&task), done("write"));
@@ -142,7 +144,11 @@ async fn a_task_abroad_survives_the_node_that_followed_it() {
     let id = task["id"].as_str().unwrap().to_owned();
     eventually("the peer's task to be in the log", async || {
         let record = cluster.task(&id).await;
-        record.journal.iter().any(|step| matches!(&step.intent, Intent::Delegate { peer_task: Some(_), .. })).then_some(())
+        record
+            .journal
+            .iter()
+            .any(|step| matches!(&step.intent, Intent::Delegate { peer_task: Some(_), .. }))
+            .then_some(())
     })
     .await;
     let owner = cluster.owner(&id).await;
@@ -207,7 +213,11 @@ async fn a_cancel_travels_down() {
     let id = task["id"].as_str().unwrap();
     eventually("the peer's task to be in the log", async || {
         let record = cluster.task(id).await;
-        record.journal.iter().any(|step| matches!(&step.intent, Intent::Delegate { peer_task: Some(_), .. })).then_some(())
+        record
+            .journal
+            .iter()
+            .any(|step| matches!(&step.intent, Intent::Delegate { peer_task: Some(_), .. }))
+            .then_some(())
     })
     .await;
     assert_eq!(state_of(&agent.cancel(id).await.unwrap()), "TASK_STATE_CANCELED");

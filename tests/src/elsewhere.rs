@@ -107,7 +107,8 @@ pub struct Elsewhere {
 impl Elsewhere {
     /// Starts one at so many URLs.
     pub async fn start(places: usize, manners: Manners) -> Self {
-        let store = Arc::new(Store { manners, asked: Mutex::default(), tasks: Mutex::default(), gone: Mutex::default() });
+        let store =
+            Arc::new(Store { manners, asked: Mutex::default(), tasks: Mutex::default(), gone: Mutex::default() });
         let (mut urls, mut serving) = (Vec::new(), Vec::new());
         for at in 0..places {
             let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -160,9 +161,11 @@ impl Drop for Elsewhere {
 }
 
 async fn card(State(place): State<Place>) -> Response {
+    if place.store.is_gone(place.at) {
+        return broken();
+    }
     let manners = &place.store.manners;
-    let extensions: Vec<Value> =
-        manners.requires.iter().map(|uri| json!({ "uri": uri, "required": true })).collect();
+    let extensions: Vec<Value> = manners.requires.iter().map(|uri| json!({ "uri": uri, "required": true })).collect();
     axum::Json(json!({
         "name": "abroad",
         "description": "An agent of somebody else.",
@@ -188,7 +191,8 @@ async fn rpc(State(place): State<Place>, headers: HeaderMap, body: Bytes) -> Res
     match answer(place, &headers, &method, request["params"].clone(), Box::new(wrap)).await {
         Ok(response) => response,
         Err((code, message)) => {
-            axum::Json(json!({ "jsonrpc": "2.0", "id": id, "error": { "code": code, "message": message } })).into_response()
+            axum::Json(json!({ "jsonrpc": "2.0", "id": id, "error": { "code": code, "message": message } }))
+                .into_response()
         }
     }
 }
@@ -221,7 +225,8 @@ async fn rest(
         Ok(response) => response,
         Err((_, message)) => {
             let details = json!([{ "@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "TASK_NOT_FOUND" }]);
-            let error = json!({ "error": { "code": 404, "status": "NOT_FOUND", "message": message, "details": details } });
+            let error =
+                json!({ "error": { "code": 404, "status": "NOT_FOUND", "message": message, "details": details } });
             (axum::http::StatusCode::NOT_FOUND, axum::Json(error)).into_response()
         }
     }
@@ -271,7 +276,7 @@ async fn answer(
         "GetTask" => Ok(axum::Json(wrap(shown(&known(&params["id"])?))).into_response()),
         "CancelTask" => {
             let id = known(&params["id"])?.id;
-            become_(&store, &id, "TASK_STATE_CANCELED");
+            set_state(&store, &id, "TASK_STATE_CANCELED");
             Ok(axum::Json(wrap(shown(&known(&params["id"])?))).into_response())
         }
         _ => {
@@ -291,7 +296,7 @@ fn take(store: &Arc<Store>, message: &Value) -> String {
         if let Some(task) = store.tasks.lock().unwrap().iter_mut().find(|task| task.id == id) {
             task.text.push_str(&format!(", and then {text}"));
         }
-        become_(store, id, "TASK_STATE_WORKING");
+        set_state(store, id, "TASK_STATE_WORKING");
         end_in_time(store, id);
         return id.to_owned();
     }
@@ -311,14 +316,15 @@ fn end_in_time(store: &Arc<Store>, id: &str) {
     let (store, id) = (Arc::clone(store), id.to_owned());
     tokio::spawn(async move {
         store.manners.ends.passed().await;
-        let is_open = store.tasks.lock().unwrap().iter().any(|task| task.id == id && task.state == "TASK_STATE_WORKING");
+        let is_open =
+            store.tasks.lock().unwrap().iter().any(|task| task.id == id && task.state == "TASK_STATE_WORKING");
         if is_open {
-            become_(&store, &id, "TASK_STATE_COMPLETED");
+            set_state(&store, &id, "TASK_STATE_COMPLETED");
         }
     });
 }
 
-fn become_(store: &Store, id: &str, state: &'static str) {
+fn set_state(store: &Store, id: &str, state: &'static str) {
     if let Some(task) = store.tasks.lock().unwrap().iter_mut().find(|task| task.id == id) {
         task.state = state;
     }

@@ -9,7 +9,9 @@ use towline_a2a::{A2aClient, ClientError, EventStream, ListQuery, RemoteTask, Se
 use towline_core::{Handover, Message, Outcome, TraceContext};
 use towline_trace::{Kind, Span, names};
 
-use super::{BackOff, Chunk, Job, Look, News, Trouble, answer_message, asks, outcome, sent, shown::Shown, trouble, what_of};
+use super::{
+    BackOff, Chunk, Job, Look, News, Trouble, answer_message, asks, outcome, sent, shown::Shown, trouble, what_of,
+};
 use crate::{config::PeerConfig, shared::Shared, task_run::ON_BEHALF_OF_KEY};
 
 /// Wait before the peer is dialled again, once none of its URLs answered.

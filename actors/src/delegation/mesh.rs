@@ -165,8 +165,7 @@ fn broken(job: &Job, client: &A2aClient) -> Trouble {
 }
 
 fn client(job: &Job, shared: &Shared, node: NodeId) -> Result<A2aClient, Trouble> {
-    let failed =
-        |message: String| Trouble::Final(Outcome::Failed { error_type: "internal".to_owned(), message });
+    let failed = |message: String| Trouble::Final(Outcome::Failed { error_type: "internal".to_owned(), message });
     let Some(base) = shared.cluster.peer_url(node) else {
         return Err(failed(format!("delegate to {}: node {node} has no peer address", job.target)));
     };
@@ -178,12 +177,7 @@ fn client(job: &Job, shared: &Shared, node: NodeId) -> Result<A2aClient, Trouble
 }
 
 /// Opens the stream: by sending what is to be sent, or by subscribing behind the last event.
-async fn open(
-    job: &Job,
-    client: &A2aClient,
-    child: &mut Child,
-    tell: &impl Fn(News),
-) -> Result<EventStream, Trouble> {
+async fn open(job: &Job, client: &A2aClient, child: &mut Child, tell: &impl Fn(News)) -> Result<EventStream, Trouble> {
     let refused = |error| trouble(&job.target, error);
     let Some(task) = child.task.clone() else {
         let mut span = Span::child(names::span::SEND_STREAMING_MESSAGE, Kind::Client, &job.trace);

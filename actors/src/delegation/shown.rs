@@ -37,7 +37,11 @@ impl Shown {
     /// Shows what differs from what was shown: a stream may have been cut, or begun anew.
     pub(super) fn whole(&mut self, artifacts: &[Artifact], tell: &impl Fn(News)) {
         for artifact in artifacts {
-            if self.artifacts.get(&artifact.artifact_id).is_some_and(|shown| joined(&shown.parts) == joined(&artifact.parts)) {
+            if self
+                .artifacts
+                .get(&artifact.artifact_id)
+                .is_some_and(|shown| joined(&shown.parts) == joined(&artifact.parts))
+            {
                 continue;
             }
             let chunk = Chunk {

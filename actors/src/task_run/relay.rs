@@ -68,7 +68,10 @@ impl TaskRunState {
         let Intent::Delegate { target, own_mesh, peer_task: None, .. } = &step.intent else { return None };
         let chain = self.chain();
         let failed = |error_type: &str, message: String| {
-            Some(Outcome::Failed { error_type: error_type.to_owned(), message: format!("delegate to {target}: {message}") })
+            Some(Outcome::Failed {
+                error_type: error_type.to_owned(),
+                message: format!("delegate to {target}: {message}"),
+            })
         };
         if *own_mesh && chain.iter().any(|link| link.agent == *target) {
             return failed("delegation_circle", format!("it has delegated this itself: {}", shown(&chain, target)));

@@ -494,8 +494,11 @@ impl Node {
         let intent = towline_core::Intent::Ask { call_id: "c".into(), question: question.into(), to: None };
         let mut message = message("question-1", question);
         message.role = Role::Agent;
-        self.report(task, vec![OwnerWord::StepStarted { step, intent, span }, OwnerWord::AskPerson { step, message, auth: false }])
-            .await;
+        self.report(
+            task,
+            vec![OwnerWord::StepStarted { step, intent, span }, OwnerWord::AskPerson { step, message, auth: false }],
+        )
+        .await;
     }
 
     async fn stop(self) {

@@ -127,10 +127,12 @@ fn read(request: PeerRequest) -> Result<Peer, String> {
         (Some(secret), None) => {
             let is_name = !secret.is_empty() && secret.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
             if !is_name || secret.starts_with('.') {
-                return Err("token_secret is the name of a secret, with letters, digits, '_', '-' and '.'; the secret \
+                return Err(
+                    "token_secret is the name of a secret, with letters, digits, '_', '-' and '.'; the secret \
                             itself is never kept in the cluster: put it into the environment of each node, or into its \
                             folder of secrets"
-                    .to_owned());
+                        .to_owned(),
+                );
             }
             Some(PeerToken::Secret(secret))
         }
@@ -157,7 +159,9 @@ fn read(request: PeerRequest) -> Result<Peer, String> {
 async fn check_agents(api: &Api, peer: &Peer) -> Result<(), ApiError> {
     for agent in &peer.for_agents {
         if api.cluster.local(|state| state.agent(agent).is_none()) {
-            return Err(invalid(format!("for_agents: agent {agent} is not known: `towline agent list` names those that are")));
+            return Err(invalid(format!(
+                "for_agents: agent {agent} is not known: `towline agent list` names those that are"
+            )));
         }
         let mesh = api.mesh.lock().await;
         if mesh.as_ref().is_some_and(|mesh| mesh.keeps_peers_away(agent)) {
@@ -207,7 +211,10 @@ mod tests {
     #[test]
     fn a_token_is_named_and_never_kept() {
         let peer = read(PeerRequest { token_secret: Some("LEGAL".into()), ..request() }).unwrap();
-        assert_eq!((peer.urls, peer.token), (vec!["https://legal.example".into()], Some(PeerToken::Secret("LEGAL".into()))));
+        assert_eq!(
+            (peer.urls, peer.token),
+            (vec!["https://legal.example".into()], Some(PeerToken::Secret("LEGAL".into())))
+        );
         for (wrong, says) in [
             (PeerRequest { token_secret: Some("ey123/abc=".into()), ..request() }, "never kept"),
             (PeerRequest { token_file: Some("token".into()), ..request() }, "no absolute path"),
@@ -223,7 +230,8 @@ mod tests {
         assert!(read(plain.clone()).is_ok());
         let refused = read(PeerRequest { token_secret: Some("LEGAL".into()), ..plain }).unwrap_err();
         assert!(refused.contains("not https"), "{refused}");
-        let local = PeerRequest { urls: vec!["http://127.0.0.1:1".into()], token_secret: Some("L".into()), ..request() };
+        let local =
+            PeerRequest { urls: vec!["http://127.0.0.1:1".into()], token_secret: Some("L".into()), ..request() };
         assert!(read(local).is_ok());
     }
 }

@@ -14,7 +14,12 @@ type Source = (String, Traits);
 ///
 /// Data and ways out are also those of the agents that it may delegate to: it gets the one from them and uses the other
 /// through them. Text from outside is not: a result that holds some is withheld from such an agent when it comes.
-pub(crate) fn judge(fields: &[(usize, Field<'_>)], agents: &mut [AgentConfig], servers: &[McpServerConfig], peers: &BTreeSet<&str>) {
+pub(crate) fn judge(
+    fields: &[(usize, Field<'_>)],
+    agents: &mut [AgentConfig],
+    servers: &[McpServerConfig],
+    peers: &BTreeSet<&str>,
+) {
     let own: BTreeMap<String, Vec<Source>> =
         agents.iter().map(|agent| (agent.name.to_string(), sources(agent, servers, peers))).collect();
     let reached: Vec<Vec<Source>> = agents.iter().map(|agent| behind(agent, agents, &own)).collect();
@@ -24,7 +29,8 @@ pub(crate) fn judge(fields: &[(usize, Field<'_>)], agents: &mut [AgentConfig], s
         agent.traits = all;
         if all.is_trifecta() && !agent.allow_trifecta {
             let named = |has: fn(&Traits) -> bool, of: &[Source]| {
-                let names: BTreeSet<&str> = of.iter().filter(|(_, traits)| has(traits)).map(|(name, _)| name.as_str()).collect();
+                let names: BTreeSet<&str> =
+                    of.iter().filter(|(_, traits)| has(traits)).map(|(name, _)| name.as_str()).collect();
                 names.into_iter().collect::<Vec<_>>().join(", ")
             };
             let everything: Vec<Source> = direct.iter().chain(&reached[at]).cloned().collect();
@@ -100,7 +106,10 @@ mod tests {
         ] {
             let mistakes = with(&format!("  - {{ name: boss, instruction: I., {agent} }}")).unwrap_err();
             assert!(mistakes.len() == 1 && mistakes[0].contains(says), "{mistakes:?}");
-            assert!(mistakes[0].starts_with("agents[0]: ") && mistakes[0].contains("allow_trifecta: true"), "{mistakes:?}");
+            assert!(
+                mistakes[0].starts_with("agents[0]: ") && mistakes[0].contains("allow_trifecta: true"),
+                "{mistakes:?}"
+            );
             with(&format!("  - {{ name: boss, instruction: I., allow_trifecta: true, {agent} }}")).unwrap();
         }
     }
