@@ -158,7 +158,7 @@ def main() -> int:
         results.append(suite("MCP servers", lambda: mcp_servers.run(cluster, NOTE)))
         results.append(suite("A2A client in Python", lambda: a2a_client.run(cluster.urls)))
         results.append(suite("A2A client in JavaScript", lambda: javascript(programs, cluster.urls)))
-        results.append(suite("A2A servers of others as peers", lambda: a2a_peers.run(cluster)))
+        results.append(suite("A2A servers of others as peers", lambda: a2a_peers.run(cluster, [f"http://127.0.0.1:{port}" for port in peer_ports])))
     except Exception:  # noqa: BLE001 - reported and counted below
         traceback.print_exc()
         results.append(Checks("start"))
