@@ -18,9 +18,7 @@ use towline_core::{
 
 pub use crate::client::card_from_wire;
 pub use protobuf::{params_of, result_to};
-pub use remote::{
-    RemoteTask, StreamEvent, page_from_wire, send_reply_from_wire, stream_event_from_wire,
-};
+pub use remote::{RemoteTask, StreamEvent, page_from_wire, send_reply_from_wire, stream_event_from_wire};
 pub use requests::{
     GetRequest, ListRequest, MAX_PAGE_SIZE, SendRequest, get_request, list_request, send_request, task_request,
 };

@@ -279,7 +279,9 @@ impl From<Rejection> for WireError {
                 error.retry_after_ms = Some(*retry_after_ms);
                 error
             }
-            Rejection::NotAsked { .. } | Rejection::NotAllowed { .. } => WireError::new(error_code::INVALID_REQUEST, reason::NOT_ALLOWED, message),
+            Rejection::NotAsked { .. } | Rejection::NotAllowed { .. } => {
+                WireError::new(error_code::INVALID_REQUEST, reason::NOT_ALLOWED, message)
+            }
             // No request of an A2A client leads to these.
             Rejection::StaleEpoch { .. }
             | Rejection::ReportGap { .. }

@@ -17,9 +17,9 @@ pub use client::{
 };
 pub use convert::{Field, RemoteTask, StreamEvent, time_text};
 pub use errors::{WireError, shortened};
+pub(crate) use event_stream::IDLE_TIMEOUT;
 #[doc(hidden)]
 pub use event_stream::fuzz as fuzz_event_stream;
-pub(crate) use event_stream::IDLE_TIMEOUT;
 pub use event_stream::{EventStream, StreamItem};
 
 /// Metadata key under which tasks and events carry the index of the last event, which is also the SSE id.

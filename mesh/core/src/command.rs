@@ -444,13 +444,17 @@ pub enum Rejection {
         name: AgentName,
     },
     /// An agent or another peer has the name.
-    #[error("name {name} is in use by an agent or by a peer with other settings: choose another, or remove that one first")]
+    #[error(
+        "name {name} is in use by an agent or by a peer with other settings: choose another, or remove that one first"
+    )]
     NameInUse {
         /// The name.
         name: AgentName,
     },
     /// No peer of that name was made known at run time.
-    #[error("peer {name} is not known here: `towline peer list` names those that are; one of the configuration is removed there")]
+    #[error(
+        "peer {name} is not known here: `towline peer list` names those that are; one of the configuration is removed there"
+    )]
     UnknownPeer {
         /// The name.
         name: AgentName,

@@ -49,7 +49,8 @@ pub use enrolment::{Enrolment, JoinToken, NodeCertificate, NodeKey, NodeRole};
 pub use event::{Event, EventKind};
 pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, PrincipalId, TaskId, VShard};
 pub use journal::{
-    Asked, Doubt, Handover, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage,
+    Asked, Doubt, Handover, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall,
+    Usage,
 };
 pub use lease::{Epoch, Lease, Stamp, Timestamp};
 pub use node::{Draining, Labels, Node, NodeAddresses, NodeHealth};

@@ -60,9 +60,10 @@ impl Peer {
             Some(PeerToken::Secret(text) | PeerToken::File(text)) => text.len(),
             None => 0,
         };
-        let joined = self.joined.as_ref().map_or(0, |joined| {
-            joined.description.len() + joined.tags.iter().map(String::len).sum::<usize>()
-        });
+        let joined = self
+            .joined
+            .as_ref()
+            .map_or(0, |joined| joined.description.len() + joined.tags.iter().map(String::len).sum::<usize>());
         let names: usize = self.for_agents.iter().map(|name| name.as_str().len()).sum();
         if token + joined + names > MAX_PEER_TEXT_BYTES {
             return Err(too_large("description of the peer in bytes", MAX_PEER_TEXT_BYTES));

@@ -8,9 +8,9 @@ use std::{
 
 use crate::{
     Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Epoch, EventKind,
-    Handover, Intent, JoinToken, Labels, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note,
-    Outcome, OwnerReport, OwnerWord, Placement, Principal, PrincipalRole, Proposal, Rejection, Reply, Stamp, Step, Submission, Task,
-    TaskId, TaskState, TaskStatus, Timestamp, Turn, VShard, limits,
+    Handover, Intent, JoinToken, Labels, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId,
+    NodeRole, Note, Outcome, OwnerReport, OwnerWord, Placement, Principal, PrincipalRole, Proposal, Rejection, Reply,
+    Stamp, Step, Submission, Task, TaskId, TaskState, TaskStatus, Timestamp, Turn, VShard, limits,
     mutants::{self, Mutant},
     note::Notes,
     policy, task,

@@ -8,8 +8,8 @@ use crate::{
     Message, Metadata, NodeId, Outcome, Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp,
     TraceContext,
     limits::{
-        MAX_ARTIFACTS, MAX_CONTENT_BYTES, MAX_EVENTS_PER_TASK, MAX_OUTSIDE_REASON_CHARS, MAX_OUTSIDE_REASONS, MAX_PARTS,
-        MAX_RETAINED_EVENTS, MAX_STEPS, MAX_TASK_BYTES,
+        MAX_ARTIFACTS, MAX_CONTENT_BYTES, MAX_EVENTS_PER_TASK, MAX_OUTSIDE_REASON_CHARS, MAX_OUTSIDE_REASONS,
+        MAX_PARTS, MAX_RETAINED_EVENTS, MAX_STEPS, MAX_TASK_BYTES,
     },
     mutants::{self, Mutant},
 };

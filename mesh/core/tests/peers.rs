@@ -183,7 +183,10 @@ fn a_question_for_one_principal_takes_the_answer_of_that_one_alone() {
     let mut log = Log::of_nodes(1);
     let (task, answer) = asks(&mut log, &bob, "alice");
     let refused = log.apply(bob.clone(), answer("m-2")).unwrap_err();
-    assert!(matches!(&refused, Rejection::NotAsked { to, .. } if to == "alice"), "the owner asked somebody else: {refused:?}");
+    assert!(
+        matches!(&refused, Rejection::NotAsked { to, .. } if to == "alice"),
+        "the owner asked somebody else: {refused:?}"
+    );
     assert!(matches!(log.apply(carol.clone(), answer("m-3")), Err(Rejection::UnknownTask { .. })));
     assert!(log.state.record_for(&alice, task).is_some(), "who is asked sees what it is about");
     assert!(log.state.record_for(&carol, task).is_none());

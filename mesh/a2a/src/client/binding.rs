@@ -20,7 +20,9 @@ pub enum Binding {
 
 impl Binding {
     fn named(name: &str) -> Option<Self> {
-        [Binding::JsonRpc, Binding::HttpJson, Binding::Grpc].into_iter().find(|known| known.name().eq_ignore_ascii_case(name))
+        [Binding::JsonRpc, Binding::HttpJson, Binding::Grpc]
+            .into_iter()
+            .find(|known| known.name().eq_ignore_ascii_case(name))
     }
 
     /// As cards name it.
@@ -201,7 +203,9 @@ mod tests {
 
     #[test]
     fn a_card_that_names_other_hosts_only_redirects_nothing() {
-        for named in ["https://evil.example/a2a", "http://legal.example/a2a", "https://legal.example:8443/", "not a url"] {
+        for named in
+            ["https://evil.example/a2a", "http://legal.example/a2a", "https://legal.example:8443/", "not a url"]
+        {
             let terms =
                 card(&json!([interface(named, "JSONRPC", "1.0")]), &json!([])).terms("https://legal.example/in", true);
             assert_eq!(terms.unwrap().url, "https://legal.example/in", "{named}");
@@ -222,7 +226,8 @@ mod tests {
 
     #[test]
     fn an_extension_that_is_required_and_not_spoken_is_refused() {
-        let extensions = json!([{ "uri": "https://x.example/pay", "required": true }, { "uri": "https://x.example/nice" }]);
+        let extensions =
+            json!([{ "uri": "https://x.example/pay", "required": true }, { "uri": "https://x.example/nice" }]);
         let refused = card(&json!([interface("https://a.example/", "JSONRPC", "1.0")]), &extensions)
             .terms("https://a.example", false)
             .unwrap_err();

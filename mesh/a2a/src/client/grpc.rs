@@ -75,11 +75,17 @@ impl Client {
         match method {
             methods::SEND_MESSAGE => {
                 let request = Request::new(message::<a2a::SendMessageRequest>(&endpoint, params)?);
-                answer::<a2a::SendMessageResponse>(&endpoint, self.inner.send_message(request).await.map_err(failed)?.get_ref())
+                answer::<a2a::SendMessageResponse>(
+                    &endpoint,
+                    self.inner.send_message(request).await.map_err(failed)?.get_ref(),
+                )
             }
             methods::LIST_TASKS => {
                 let request = Request::new(message::<a2a::ListTasksRequest>(&endpoint, params)?);
-                answer::<a2a::ListTasksResponse>(&endpoint, self.inner.list_tasks(request).await.map_err(failed)?.get_ref())
+                answer::<a2a::ListTasksResponse>(
+                    &endpoint,
+                    self.inner.list_tasks(request).await.map_err(failed)?.get_ref(),
+                )
             }
             methods::CANCEL_TASK => {
                 let request = Request::new(message::<a2a::CancelTaskRequest>(&endpoint, params)?);

@@ -11,7 +11,9 @@ use super::{
     artifact_to_sdk, message_to_sdk, metadata_to_sdk, part_to_sdk, requests::page_token, state_to_sdk, time_to_sdk,
     with_integers, with_sorted_maps,
 };
-use crate::{AGENT_KEY, ASKED_OF_KEY, GENERATION_KEY, OUTSIDE_INPUT_KEY, PROTOCOL_VERSION, SendOptions, TRACE_KEY, WireError};
+use crate::{
+    AGENT_KEY, ASKED_OF_KEY, GENERATION_KEY, OUTSIDE_INPUT_KEY, PROTOCOL_VERSION, SendOptions, TRACE_KEY, WireError,
+};
 
 /// How much of a task is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

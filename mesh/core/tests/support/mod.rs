@@ -351,7 +351,11 @@ pub fn finished(state: TaskState) -> OwnerWord {
 }
 
 pub fn ask_person(step: u32, question: &str) -> OwnerWord {
-    OwnerWord::AskPerson { step: StepNo(step), message: agent_message(&format!("question-{step}"), question), auth: false }
+    OwnerWord::AskPerson {
+        step: StepNo(step),
+        message: agent_message(&format!("question-{step}"), question),
+        auth: false,
+    }
 }
 
 /// What a client that concatenates by A2A's rules ends with: artifact id to text.
