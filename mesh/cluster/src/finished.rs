@@ -9,6 +9,7 @@
 //! records at each start and after each installed snapshot, and removes those that the state does not know.
 
 mod backend;
+mod guarded;
 mod record;
 pub mod retaining;
 mod serve;
