@@ -4,6 +4,7 @@
 //! integer enums and unknown fields are accepted in (spec 5.5, ADR-001). What a request must have is checked on the
 //! decoded protobuf message, before the SDK fills gaps with defaults, and an error names the field.
 
+mod bounds;
 mod protobuf;
 mod remote;
 mod requests;
@@ -16,6 +17,7 @@ use towline_core::{
     Artifact, Content, ContextId, Message, MessageId, Metadata, Part, Role, TaskId, TaskState, Timestamp,
 };
 
+pub use bounds::{MAX_JSON_VALUES, check_json, check_protobuf};
 pub use protobuf::{params_of, result_to};
 pub use remote::{
     RemoteTask, StreamEvent, card_from_wire, page_from_wire, send_reply_from_wire, stream_event_from_wire,

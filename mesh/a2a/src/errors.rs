@@ -113,7 +113,9 @@ impl WireError {
     /// The body is larger than `limit` bytes.
     pub fn body_too_large(limit: usize) -> Self {
         let limit_mib = limit / (1024 * 1024);
-        let message = format!("body exceeds the limit of {limit_mib} MiB ({limit} bytes)");
+        let message = format!(
+            "body exceeds the limit of {limit_mib} MiB ({limit} bytes): upload large content at /blobs and send its url"
+        );
         Self::new(error_code::INVALID_REQUEST, reason::BODY_TOO_LARGE, message)
     }
 

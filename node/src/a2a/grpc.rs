@@ -21,19 +21,26 @@ use axum::{
 };
 use futures::{Stream, StreamExt, stream};
 use http::{Request as HttpRequest, request::Parts};
+use prost::Message as _;
 use serde_json::Value;
-use tonic::{Request, Response, Status, server::NamedService as _};
+use tonic::{Code, Request, Response, Status, server::NamedService as _};
 use tower::ServiceExt as _;
-use towline_a2a::{WireError, convert};
+use towline_a2a::{Field, WireError, convert, errors::reason};
 
 use super::{
     Asking, Shared,
-    call::{Binding, Call, MAX_BODY_BYTES, check_version},
+    call::{Binding, Call, MAX_BODY_BYTES, check_version, decode, read_up_to},
     exchange,
     handler::Outcome,
     principal::{self, Caller},
     stream::{Item, TaskStream},
 };
+
+/// What stands before each message: whether it is compressed, and its length.
+const FRAME_BYTES: usize = 5;
+
+/// How tonic begins to say that it cannot decode a message, as if that were the server's doing.
+const UNDECODABLE: &str = "failed to decode Protobuf message";
 
 /// The events of a task.
 type Events = Pin<Box<dyn Stream<Item = Result<StreamResponse, Status>> + Send>>;
@@ -52,10 +59,34 @@ async fn serve(State(shared): State<Shared>, request: HttpRequest<Body>) -> Http
     };
     parts.extensions.insert(caller);
     let service = A2aServiceServer::new(Service(shared)).max_decoding_message_size(MAX_BODY_BYTES);
-    match service.oneshot(HttpRequest::from_parts(parts, tonic::body::Body::new(body))).await {
-        Ok(response) => response.map(Body::new),
-        Err(never) => match never {},
+    let body = match read(&parts, body).await {
+        Ok(body) => body,
+        Err(error) => return error.to_grpc().into_http(),
+    };
+    let answered = service.oneshot(HttpRequest::from_parts(parts, tonic::body::Body::new(Body::from(body)))).await;
+    let response = answered.unwrap_or_else(|never| match never {});
+    match Status::from_header_map(response.headers()) {
+        Some(status) if status.code() == Code::Internal && status.message().starts_with(UNDECODABLE) => {
+            WireError::from(Field::new("request", "is not the protobuf message of this method")).to_grpc().into_http()
+        }
+        Some(_) | None => response.map(Body::new),
     }
+}
+
+/// Every method takes one message: it is read whole, and bounded before it is decoded.
+async fn read(parts: &Parts, body: Body) -> Result<Vec<u8>, WireError> {
+    let body = read_up_to(MAX_BODY_BYTES + FRAME_BYTES, &parts.headers, body).await;
+    let body = body.map_err(|error| match error.reason {
+        reason::BODY_TOO_LARGE => WireError::body_too_large(MAX_BODY_BYTES),
+        _ => error,
+    })?;
+    let sends = [methods::SEND_MESSAGE, methods::SEND_STREAMING_MESSAGE];
+    let is_send = sends.into_iter().any(|method| parts.uri.path().rsplit('/').next() == Some(method));
+    let is_plain = body.first() == Some(&0);
+    if let Some(message) = body.get(FRAME_BYTES..).filter(|_| is_send && is_plain) {
+        decode(body.len(), || convert::check_protobuf(message)).await?;
+    }
+    Ok(body)
 }
 
 struct Service(Shared);
@@ -74,7 +105,7 @@ impl Service {
         let Some(caller) = parts.extensions.remove::<Caller>() else {
             return Err(WireError::internal("a request came without its caller").to_grpc());
         };
-        let received = receive::<T>(&parts, method, &message);
+        let received = decode(message.encoded_len(), || receive::<T>(&parts, method, &message)).await;
         let route = format!("/{}/{method}", A2aServiceServer::<Service>::NAME);
         let asking = Asking { parts: &parts, agent: None, route, binding: Binding::Grpc };
         let (result, mut span) = exchange(&self.0, asking, caller, received).await;

@@ -12,13 +12,14 @@ use towline_a2a::{
 };
 use towline_cluster::{ClusterHandle, ProposeError, Unavailable};
 use towline_core::{
-    AgentName, Command, ContextId, NodeId, Principal, Proposal, Reply, State, Submission, Task, TaskId, TraceContext,
+    AgentName, Command, ContextId, NodeId, Principal, Proposal, Rejection, Reply, State, Submission, Task, TaskId,
+    TraceContext,
 };
 use towline_trace::{Kind, Span, names};
 
 use super::{
     A2aSettings, Binding, blobs,
-    call::Call,
+    call::{Call, decode},
     principal::Caller,
     stream::{AtInput, TaskStream, may_subscribe},
 };
@@ -142,7 +143,8 @@ pub(super) async fn handle(
         trace: span.context(),
         most_open: settings.most_open,
     };
-    let answered = match decide(method, &asked, agent, fresh) {
+    let decided = decode(asked.call.size(), || decide(method, &asked, agent, fresh)).await;
+    let answered = match decided {
         Ok(decision) => perform(settings, &asked, decision, &mut span).await,
         Err(error) => Err(error),
     };
@@ -330,6 +332,9 @@ async fn perform(
             let view = TaskView { history: request.history_length, artifacts: request.include_artifacts };
             let look = |state: &State| state.list(principal, &request.filter, request.page_size);
             let listing = read(&settings.cluster, consistency, look).await?;
+            if listing.total == 0 {
+                check_agent(&settings.cluster, &request)?;
+            }
             let archived = settings.cluster.recall_page(listing.archived()).await;
             let page = listing.page(&archived, |task| task.shown_bytes(view.history, view.artifacts));
             blobs::shown(settings, convert::list_result(&page, request.page_size, view)).await.map(Outcome::Answer)
@@ -343,6 +348,16 @@ async fn perform(
             Ok(stream(settings, asked, task, after, AtInput::EndsAfterItsEvent))
         }
     }
+}
+
+/// A page of nobody's tasks says that there is no such agent, unless it had tasks.
+fn check_agent(cluster: &ClusterHandle, request: &ListRequest) -> Result<(), WireError> {
+    let Some(agent) = &request.filter.agent else { return Ok(()) };
+    let known: Vec<AgentName> = cluster.local(|state| state.agents().map(|agent| agent.spec.name.clone()).collect());
+    if known.contains(agent) {
+        return Ok(());
+    }
+    Err(Rejection::UnknownAgent { agent: agent.clone(), known }.into())
 }
 
 /// Has a command committed; the task that it is about.

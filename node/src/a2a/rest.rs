@@ -10,11 +10,11 @@ use axum::{
 };
 use http::{Method, Request, StatusCode, header, request::Parts};
 use serde_json::{Map, Value};
-use towline_a2a::{Field, WireError, shortened};
+use towline_a2a::{Field, WireError, convert, shortened};
 
 use super::{
     Asking, Shared,
-    call::{Binding, Call, check_content_type, check_version, read_body},
+    call::{Binding, Call, check_content_type, check_last_event_id, check_version, decode, read_body},
     exchange,
     handler::Outcome,
     principal,
@@ -96,11 +96,13 @@ enum Parameters {
 async fn receive(parts: &Parts, path: &str, body: Body) -> Result<(&'static str, Call), WireError> {
     let operation = operation(&parts.method, path)?;
     check_version(&parts.headers, &parts.uri)?;
+    check_last_event_id(&parts.headers)?;
     let mut params = match operation.parameters {
         Parameters::Query => query(parts.uri.query().unwrap_or_default())?,
         Parameters::Body => {
             check_content_type(&parts.headers)?;
-            object(&read_body(&parts.headers, body).await?)?
+            let body = read_body(&parts.headers, body).await?;
+            decode(body.len(), || object(&body)).await?
         }
         Parameters::BodyOrNothing => {
             let body = read_body(&parts.headers, body).await?;
@@ -108,7 +110,7 @@ async fn receive(parts: &Parts, path: &str, body: Body) -> Result<(&'static str,
                 Map::new()
             } else {
                 check_content_type(&parts.headers)?;
-                object(&body)?
+                decode(body.len(), || object(&body)).await?
             }
         }
     };
@@ -180,6 +182,7 @@ const PUSH_CONFIGS: &str = "tasks/{id}/pushNotificationConfigs";
 const PUSH_CONFIG: &str = "tasks/{id}/pushNotificationConfigs/{configId}";
 
 fn object(body: &[u8]) -> Result<Map<String, Value>, WireError> {
+    convert::check_json(body)?;
     match serde_json::from_slice(body).map_err(WireError::parse)? {
         Value::Object(fields) => Ok(fields),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {

@@ -57,6 +57,7 @@ pub struct ListRequest {
 /// # Errors
 /// The field that is missing or wrong.
 pub fn send_request(params: Value) -> Result<SendRequest, Field> {
+    check_base64(&params)?;
     let wire = decode::<a2a::SendMessageRequest>(params)?;
     let message = wire.message.as_ref().ok_or_else(|| Field::required("message"))?;
     check_message(message)?;
@@ -101,6 +102,7 @@ pub fn task_request(params: Value) -> Result<String, Field> {
 /// The field that is wrong.
 pub fn list_request(params: Value) -> Result<ListRequest, Field> {
     let params = if params.is_null() { Value::Object(serde_json::Map::new()) } else { params };
+    check_time(&params, "statusTimestampAfter")?;
     let wire = decode::<a2a::ListTasksRequest>(params)?;
     let page_size = page_size(wire.page_size)?;
     let history_length = history_length("historyLength", wire.history_length)?;
@@ -136,6 +138,25 @@ fn decode<T: ProtoJsonPayload>(params: Value) -> Result<T::Proto, Field> {
     }
     let json: T::ProtoJson = serde_json::from_value(params).map_err(|error| Field::new("params", error.to_string()))?;
     T::Proto::decode(json.encode_to_vec().as_slice()).map_err(|error| Field::new("params", error.to_string()))
+}
+
+/// The decoder does not say which part is wrong.
+fn check_base64(params: &Value) -> Result<(), Field> {
+    let parts = params.pointer("/message/parts").and_then(Value::as_array);
+    for (index, part) in parts.into_iter().flatten().enumerate() {
+        let digits = part.get("raw").and_then(Value::as_str).unwrap_or_default().trim_end_matches('=').as_bytes();
+        let is_digit = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/-_".contains(byte);
+        if digits.len() % 4 == 1 || !digits.iter().all(is_digit) {
+            return Err(Field::new(format!("message.parts[{index}].raw"), "is not base64"));
+        }
+    }
+    Ok(())
+}
+
+fn check_time(params: &Value, field: &str) -> Result<(), Field> {
+    let wrong = |_| Field::new(field, "must be a time such as 2026-01-31T12:00:00Z");
+    let Some(time) = params.get(field).and_then(Value::as_str) else { return Ok(()) };
+    chrono::DateTime::parse_from_rfc3339(time).map(|_| ()).map_err(wrong)
 }
 
 fn check_message(message: &a2a_pb::Message) -> Result<(), Field> {

@@ -157,6 +157,73 @@ async fn a_task_and_its_stream_are_the_same_through_all_bindings() {
     node.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_bindings_refuse_alike_what_holds_too_much_or_is_nonsense() {
+    let node = Node::start().await;
+    let send = |part: Value| {
+        let message = json!({ "messageId": "m", "role": "ROLE_USER", "parts": [part] });
+        json!({ "message": message, "configuration": { "returnImmediately": true }, "tenant": "reader" })
+    };
+    let deep = (0..40).fold(json!(1), |value, _| json!([value]));
+    let rows = [
+        (send(json!({ "data": vec![json!([]); 60_000] })), "INVALID_PARAMS", Some("params")),
+        (send(json!({ "data": deep })), "INVALID_PARAMS", Some("params")),
+        (send(json!({ "text": "x".repeat(call::MAX_BODY_BYTES) })), "BODY_TOO_LARGE", None),
+    ];
+    for (spoken, (params, reason, field)) in
+        ALL.into_iter().flat_map(|spoken| rows.iter().map(move |row| (spoken, row)))
+    {
+        let client = Client::new(&node, spoken).await;
+        let refused = client.ask("SendMessage", params.clone()).await.map(|value| value.to_string());
+        assert_eq!(refused, Err(((*reason).to_owned(), field.map(str::to_owned))), "{spoken:?} {reason}");
+    }
+    for (spoken, at) in [(Spoken::JsonRpc, "error"), (Spoken::HttpJson, "error")] {
+        let client = Client::new(&node, spoken).await;
+        let answer = client.request("SendMessage", &rows[0].0).send().await.unwrap().json::<Value>().await.unwrap();
+        assert!(answer[at]["message"].as_str().unwrap().contains("send the data as a file part"), "{answer}");
+        assert!(spoken == Spoken::HttpJson || answer["id"] == 7, "under the id of the request: {answer}");
+    }
+
+    let garbage = node.http.post(format!("{}/lf.a2a.v1.A2AService/GetTask", node.url));
+    let garbage = garbage.header("content-type", "application/grpc").header("a2a-version", "1.0");
+    let refused = garbage.body(vec![0, 0, 0, 0, 3, 0xff, 0xff, 0xff]).send().await.unwrap();
+    assert_eq!(refused.headers()["grpc-status"], "3", "{refused:?}");
+
+    let large = send(json!({ "text": "x".repeat(3_000_000) }));
+    for spoken in ALL {
+        let taken = Client::new(&node, spoken).await.ask("SendMessage", large.clone()).await;
+        assert!(taken.is_ok(), "{spoken:?}: {taken:?}");
+    }
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_names_the_field_and_its_format() {
+    let node = Node::start().await;
+    let raw = json!({ "messageId": "m", "role": "ROLE_USER", "parts": [{ "text": "x" }, { "raw": "no base64!" }] });
+    let rows = [
+        ("ListTasks", json!({ "statusTimestampAfter": "yesterday" }), "statusTimestampAfter", "2026-01-31T12:00:00Z"),
+        ("SendMessage", json!({ "message": raw }), "message.parts[1].raw", "is not base64"),
+    ];
+    for spoken in [Spoken::JsonRpc, Spoken::HttpJson] {
+        let client = Client::new(&node, spoken).await;
+        for (method, params, field, told) in &rows {
+            let answer = client.request(method, params).send().await.unwrap().json::<Value>().await.unwrap();
+            let refused = client.result(answer.clone()).unwrap_err();
+            assert_eq!(refused, ("INVALID_PARAMS".to_owned(), Some((*field).to_owned())), "{spoken:?}");
+            assert!(answer["error"]["message"].as_str().unwrap().contains(told), "{answer}");
+        }
+        let resumed = client.request("ListTasks", &json!({})).header("Last-Event-ID", "none").send().await.unwrap();
+        let refused = client.result(resumed.json().await.unwrap()).unwrap_err();
+        assert_eq!(refused, ("INVALID_PARAMS".to_owned(), Some("Last-Event-ID".to_owned())), "{spoken:?}");
+    }
+    let nobody =
+        node.http.get(format!("{}/agents/nope/rest/tasks", node.url)).header("A2A-Version", "1.0").send().await;
+    let answer = nobody.unwrap().json::<Value>().await.unwrap();
+    assert_eq!(answer["error"]["details"][0]["reason"], "UNKNOWN_AGENT", "{answer}");
+    node.stop().await;
+}
+
 /// A client of one binding, as simple as it gets.
 struct Client<'a> {
     node: &'a Node,
