@@ -425,7 +425,11 @@ impl TaskRunState {
                         return Ok(());
                     }
                 }
-                OwnerWord::StepStarted { step, .. } | OwnerWord::StepRestarted { step, .. } => {
+                OwnerWord::StepStarted { step, .. } => {
+                    self.mine.insert(step);
+                    self.doubt_if_restored(step);
+                }
+                OwnerWord::StepRestarted { step, .. } => {
                     self.mine.insert(step);
                 }
                 OwnerWord::Released => return self.released().await,

@@ -21,6 +21,7 @@ pub(super) struct View {
     pub history: Vec<Message>,
     pub journal: Vec<Step>,
     pub late_results: Vec<LateResult>,
+    pub restored: bool,
     /// The time of the last command that this node has applied.
     pub now: Timestamp,
 }
@@ -46,6 +47,7 @@ impl View {
             history: task.history.clone(),
             journal: task.journal.clone(),
             late_results: task.late_results.clone(),
+            restored: task.restored,
             now,
         }
     }

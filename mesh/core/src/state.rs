@@ -155,7 +155,7 @@ impl State {
 
     /// Makes this state that of another cluster, founded by one new node: tasks and what is known of their messages stay,
     /// nodes, join tokens and agents go. Every lease is void, and who held one counts as lost, so that the tasks are
-    /// adopted like those of a dead node. The new node's id must be a log index behind everything in this state, where
+    /// adopted like those of a dead node; those that are open are marked as [restored](Task::restored). The new node's id must be a log index behind everything in this state, where
     /// the new cluster's log begins: so no epoch and no id comes twice.
     pub fn refound(&mut self, cluster: uuid::Uuid, name: String, founder: Founder) {
         let Founder { node, name: node_name, addresses } = founder;
@@ -163,6 +163,8 @@ impl State {
         for old in lost {
             self.lose_leases(old, &mut Vec::new());
         }
+        let open = self.tasks.values_mut().filter(|task| !task.status.state.is_terminal());
+        open.for_each(|task| Arc::make_mut(task).restored = true);
         self.last.index = node.0;
         self.cluster = Some((cluster, name));
         self.nodes = BTreeMap::from([(node, new_node(node, node_name, NodeRole::Voter, addresses, self.last.at))]);
@@ -309,7 +311,9 @@ impl State {
 
         let id = submission.task;
         let prefer = submission.prefer;
-        let task = new_task(by, submission, stamp.at);
+        let mut task = new_task(by, submission, stamp.at);
+        let parent = task.parent.as_ref().and_then(|parent| self.task(parent.task));
+        task.restored = parent.is_some_and(|parent| parent.restored);
         self.remember(&task.owner, &task.history[0], &task);
         if let Some(parent) = &task.parent {
             self.children.entry(parent.task).or_default().insert(id);
@@ -843,6 +847,7 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
         adoptions: Vec::new(),
         ran_on: Vec::new(),
         late_results: Vec::new(),
+        restored: false,
         turn: Turn { number: 1, attempt: 1, span: None, parent: trace, started: at, lost: Vec::new() },
         journal: Vec::new(),
         trace,
@@ -881,5 +886,6 @@ fn settle_questions(task: &mut Task, message: &Message, at: Timestamp) -> Result
     }
     let verdict = crate::doubt::verdict_of(message).ok_or(Rejection::UndecidedDoubt { step: step.no })?;
     crate::doubt::settle(step, &verdict, at);
+    task.restored &= !verdict.denies();
     Ok(())
 }

@@ -172,6 +172,10 @@ pub struct Task {
     /// What former owners told after their lease had ended: evidence, never applied.
     #[serde(default)]
     pub late_results: Vec<LateResult>,
+    /// Whether it was open when its state was saved, and goes on in a cluster that began with that: what it did in between is
+    /// not known here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restored: bool,
     /// The current or last turn.
     pub turn: Turn,
     /// The steps of all turns.

@@ -49,7 +49,8 @@ pub(crate) fn restore(saved: &Path, args: &InitArgs, output: &mut Output) -> Res
     }
     output.note(format!(
         "{} tasks of cluster {} (up to entry {}) are in the new cluster; those that ran go on when a node starts whose \
-         configuration declares their agents",
+         configuration declares their agents; they may have gone on after the save as well, so each asks before a call that \
+         must not be made twice",
         summary.tasks, summary.cluster_name, summary.index
     ));
     tell(&identity, &config, &file, output)
