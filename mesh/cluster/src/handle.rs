@@ -461,6 +461,11 @@ impl ClusterHandle {
         self.propose(Proposal { by: Principal::Node(node), command }, None).await.map(|_| ())
     }
 
+    /// The addresses that this node gives.
+    pub(crate) fn advertised(&self) -> &towline_core::NodeAddresses {
+        &self.0.options.addresses
+    }
+
     /// The first command of a cluster.
     pub(crate) fn found_command(&self) -> Command {
         let identity = &self.0.identity;
