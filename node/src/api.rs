@@ -20,7 +20,7 @@ use axum::{
     extract::{Path, Request, State, rejection::JsonRejection},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{any, get, post},
 };
 use http::{StatusCode, header};
 use serde::{Deserialize, Serialize};
@@ -112,6 +112,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .route("/api/v1/join-tokens", post(join_token))
         .merge(members::routes())
         .route_layer(middleware::from_fn_with_state(Arc::clone(&api), operator_only))
+        .route("/api/v1/{*path}", any(unknown))
         .route("/livez", get(async || "ok\n"))
         .route("/healthz", get(health))
         .with_state(api)
@@ -133,6 +134,11 @@ async fn health(State(api): State<Arc<Api>>) -> Response {
         (Err(reason), false) => format!("this node has not registered: {reason}"),
     };
     (StatusCode::SERVICE_UNAVAILABLE, reason + "\n").into_response()
+}
+
+async fn unknown(Path(path): Path<String>) -> ApiError {
+    let path = towline_a2a::shortened(&path);
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", format!("/api/v1/{path} is no path of this API"))
 }
 
 async fn cluster(State(api): State<Arc<Api>>) -> Response {
