@@ -19,8 +19,10 @@ import httpx
 
 import a2a_client
 import a2a_peers
+import a2a_push
 import mcp_servers
 import openai_wire
+import signed_cards
 from checks import Checks, wait_for
 from towline import Cluster, Process, free_ports, tail
 
@@ -54,6 +56,8 @@ agents:
 peers:
   - {{ name: python, url: "http://127.0.0.1:{peer_ports[0]}" }}
   - {{ name: javascript, url: "http://127.0.0.1:{peer_ports[1]}" }}
+push: {{ enabled: true, allow: [127.0.0.1] }}
+cards: {{ signing_key: "file://../card.pem" }}
 """
 
 
@@ -135,6 +139,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="towline-interop-"))
     notes = folder / "notes"
     notes.mkdir()
+    signed_cards.make_key(folder / "card.pem")
     (notes / "note.md").write_text(f"# Note\n\n{NOTE}\n")
     everything_port, aimock_port, *peer_ports = free_ports(4)
     programs = scripts(modules, folder)
@@ -157,8 +162,10 @@ def main() -> int:
         results.append(suite("OpenAI API, played by aimock", lambda: openai_wire.run(cluster, aimock, KEY)))
         results.append(suite("MCP servers", lambda: mcp_servers.run(cluster, NOTE)))
         results.append(suite("A2A client in Python", lambda: a2a_client.run(cluster.urls)))
+        results.append(suite("Webhooks of the A2A client in Python", lambda: a2a_push.run(cluster.urls)))
+        results.append(suite("Signed cards, verified in Python", lambda: signed_cards.run(cluster.urls)))
         results.append(suite("A2A client in JavaScript", lambda: javascript(programs, cluster.urls)))
-        results.append(suite("A2A servers of others as peers", lambda: a2a_peers.run(cluster)))
+        results.append(suite("A2A servers of others as peers", lambda: a2a_peers.run(cluster, [f"http://127.0.0.1:{port}" for port in peer_ports])))
     except Exception:  # noqa: BLE001 - reported and counted below
         traceback.print_exc()
         results.append(Checks("start"))

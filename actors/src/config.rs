@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
-use towline_core::{AgentName, AgentSpec, Labels, OnAdoption, Placement};
+use towline_core::{AgentName, AgentSpec, Labels, OnAdoption, Peer, Placement};
+
+use crate::{PushConfig, traits::Traits};
 
 /// The whole configuration of this node's part of the mesh.
 #[derive(Debug, Clone, Default)]
@@ -17,6 +19,8 @@ pub struct MeshConfig {
     pub agents: Vec<AgentConfig>,
     /// Agents outside of this mesh, reached over A2A.
     pub peers: Vec<PeerConfig>,
+    /// How clients are told by webhooks; none where that is off.
+    pub push: Option<PushConfig>,
 }
 
 /// One agent.
@@ -48,9 +52,43 @@ pub struct AgentConfig {
     pub tags: Vec<String>,
     /// It runs only on nodes that have all of these.
     pub labels: Labels,
+    /// What comes together in it: its own tags, its servers, its peers, and what its delegates hold or send out.
+    pub traits: Traits,
+    /// Whether text from outside may come to it although it holds sensitive data and has a way out.
+    pub allow_trifecta: bool,
+    /// It has no model: each of its tasks is one of the peer with its name.
+    pub relays: bool,
 }
 
 impl AgentConfig {
+    /// A peer that takes part in the mesh as an agent.
+    pub(crate) fn of_peer(peer: &Peer) -> Option<Self> {
+        let joined = peer.joined.as_ref()?;
+        Some(Self {
+            name: peer.name.clone(),
+            description: joined.description.clone(),
+            model: String::new(),
+            instruction: String::new(),
+            tools: Vec::new(),
+            delegates: Vec::new(),
+            placement: Placement::EveryNode,
+            permits: None,
+            queue: None,
+            max_steps: 1,
+            ask_human: false,
+            tags: joined.tags.clone(),
+            labels: Labels::new(),
+            traits: Traits::PEER,
+            allow_trifecta: false,
+            relays: true,
+        })
+    }
+
+    /// Whether text from outside is kept away from it.
+    pub(crate) fn must_stay_clean(&self) -> bool {
+        self.traits.must_stay_clean() && !self.allow_trifecta
+    }
+
     /// What the cluster learns of the agent.
     pub fn spec(&self) -> AgentSpec {
         AgentSpec {
@@ -141,6 +179,8 @@ pub struct McpServerConfig {
     pub call_timeout: Duration,
     /// Whether this node refuses to start without it.
     pub required: bool,
+    /// What its tags say of the data that it gives and takes.
+    pub traits: Traits,
 }
 
 /// How an MCP server is reached.
@@ -169,12 +209,21 @@ pub enum McpTransport {
 pub struct PeerConfig {
     /// The name that agents delegate to.
     pub name: String,
-    /// Where its card and endpoint are: every call goes to this host.
-    pub url: String,
+    /// Where its card and endpoint are: every call goes to one of these hosts, the first that answers.
+    pub urls: Vec<String>,
     /// Sent as `Authorization: Bearer`.
     pub bearer: Option<Secret>,
     /// Whether it takes the same message id twice as one message.
     pub idempotent: bool,
+    /// How long it may take to answer a request; its task may take as long as it takes.
+    pub timeout: Duration,
+    /// Whether it is told on whose behalf it is asked.
+    pub tell_principal: bool,
+}
+
+impl PeerConfig {
+    /// Default of `timeout`.
+    pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 }
 
 /// A text that no log, error or debug output shows.

@@ -12,6 +12,9 @@ use crate::prompt::ASK_HUMAN;
 /// task does not fill a server or a peer.
 pub(crate) const MAX_SIDE_BY_SIDE: usize = 8;
 
+/// Class of a model's error that says: this is nothing that the agent does.
+pub(crate) const REJECTED: &str = "rejected";
+
 /// What is known beside the journal.
 #[derive(Debug)]
 pub(crate) struct Situation<'a> {
@@ -27,6 +30,8 @@ pub(crate) struct Situation<'a> {
     pub doubtful: &'a BTreeSet<StepNo>,
     /// Most model calls of the task.
     pub max_model_calls: u32,
+    /// Whether there is no model, and the task is one of a peer.
+    pub relays: bool,
 }
 
 /// What to do.
@@ -55,10 +60,14 @@ pub(crate) enum Next {
     AskForPeer(StepNo, String),
     /// Ask the model.
     Think,
+    /// Hand the task to the peer whose task it is.
+    Relay,
     /// The turn is over.
     Complete,
     /// The turn is over, and this is why.
     Fail(String),
+    /// The model does not take the task, and this is why.
+    Reject(String),
 }
 
 /// Says what to do next.
@@ -90,7 +99,7 @@ pub(crate) fn decide(situation: &Situation<'_>) -> Next {
     if let Some(call) = questions.into_iter().next() {
         return Next::Ask(call.clone());
     }
-    turn_of_the_model(situation)
+    if situation.relays { turn_of_the_peer(journal) } else { turn_of_the_model(situation) }
 }
 
 /// What a lost owner left open, as far as it can be decided without a person.
@@ -157,6 +166,16 @@ fn last_model_step(journal: &[Step]) -> Option<usize> {
     journal.iter().rposition(|step| matches!(step.intent, Intent::Model { .. }))
 }
 
+/// Nothing is open: the peer has not been asked yet, or has answered.
+fn turn_of_the_peer(journal: &[Step]) -> Next {
+    let Some(ended) = journal.last().and_then(|step| step.ended.as_ref()) else { return Next::Relay };
+    match &ended.outcome {
+        Outcome::Returned { content, is_error: true } => Next::Fail(content.clone()),
+        Outcome::Failed { message, .. } => Next::Fail(message.clone()),
+        Outcome::Returned { is_error: false, .. } | Outcome::Stored { .. } | Outcome::Answered(_) => Next::Complete,
+    }
+}
+
 /// Nothing is open: the model goes on, or the turn is over.
 fn turn_of_the_model(situation: &Situation<'_>) -> Next {
     let journal = situation.journal;
@@ -165,6 +184,7 @@ fn turn_of_the_model(situation: &Situation<'_>) -> Next {
     {
         match &ended.outcome {
             Outcome::Answered(answer) if answer.calls.is_empty() => return Next::Complete,
+            Outcome::Failed { error_type, message } if error_type == REJECTED => return Next::Reject(message.clone()),
             Outcome::Failed { error_type, message } => {
                 return Next::Fail(format!("the model call failed ({error_type}): {message}"));
             }
@@ -268,12 +288,13 @@ pub(crate) mod tests {
             message: Box::new(message("read")),
             peer_task: None,
             on_adoption: OnAdoption::Retry,
+            handover: towline_core::Handover::Delegation,
         };
         step(no, intent, outcome)
     }
 
     fn ask(no: u32, id: &str) -> Step {
-        step(no, Intent::Ask { call_id: id.into(), question: "which?".into() }, None)
+        step(no, Intent::Ask { call_id: id.into(), question: "which?".into(), to: None }, None)
     }
 
     #[derive(Default)]
@@ -302,6 +323,7 @@ pub(crate) mod tests {
                 asking: &self.asking,
                 doubtful: &self.doubtful,
                 max_model_calls: 3,
+                relays: false,
             })
         }
     }

@@ -13,6 +13,7 @@
 
 mod foreign;
 mod mesh;
+mod shown;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::{sync::Arc, time::Duration};
@@ -20,7 +21,7 @@ use tokio::task::JoinHandle;
 use tokio_util::task::AbortOnDropHandle;
 use towline_a2a::{A2aClient, ClientError, RemoteTask};
 use towline_cluster::BlobError;
-use towline_core::{Artifact, Message, NodeId, Outcome, StepNo, TaskId, TaskState, TraceContext};
+use towline_core::{Artifact, Handover, Message, NodeId, Outcome, Part, StepNo, TaskId, TaskState, TraceContext};
 
 use crate::{orphans::Orphan, shared::Shared, stored, task_run::TaskRunMsg};
 
@@ -51,6 +52,10 @@ pub(crate) struct Job {
     pub answer: Option<Message>,
     /// Whether it may be sent although an earlier attempt may have sent it.
     pub may_repeat: bool,
+    /// What is waited for.
+    pub handover: Handover,
+    /// Whether what the peer makes is what the task makes.
+    pub relays: bool,
     /// Headers for nodes of this mesh: on whose behalf, parent, depth, deadline.
     pub headers: Vec<(&'static str, String)>,
     /// The span of the step.
@@ -68,13 +73,37 @@ pub(crate) enum News {
         node: Option<NodeId>,
     },
     /// The peer asks its client something.
-    Asks(String),
+    Asks {
+        /// What.
+        question: String,
+        /// Whether it is credentials.
+        auth: bool,
+    },
+    /// The peer's task has made something; only where it is relayed.
+    Artifact(Box<Chunk>),
+    /// What the peer's task comes to is outside input, and why: said before its end.
+    Outside(String),
     /// The peer goes on without an answer from here.
     GoesOn,
     /// The peer's task has ended, or the call failed for good.
     Ended(Outcome),
     /// The peer may have begun, and it cannot be found out.
     InDoubt(String),
+}
+
+/// A chunk of an artifact.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Chunk {
+    /// Which artifact.
+    pub artifact_id: String,
+    /// Its name.
+    pub name: Option<String>,
+    /// The chunk.
+    pub parts: Vec<Part>,
+    /// Whether it extends the artifact; otherwise it replaces it.
+    pub append: bool,
+    /// Whether it is the last one.
+    pub last_chunk: bool,
 }
 
 /// Messages of the delegation actor.
@@ -267,6 +296,17 @@ fn cut(mut text: String) -> String {
     text
 }
 
+/// What a peer asks its client.
+fn asks(task: &RemoteTask) -> News {
+    News::Asks { question: question(task), auth: task.state == TaskState::AuthRequired }
+}
+
+/// What a step comes to that only sends.
+fn sent(target: &str, task: &str) -> News {
+    let content = format!("{target} has it as task {task}; `wait` returns what comes of it");
+    News::Ended(Outcome::Returned { content, is_error: false })
+}
+
 fn question(task: &RemoteTask) -> String {
     task.status_text.clone().unwrap_or_else(|| match task.state {
         TaskState::AuthRequired => "the agent asks for credentials".to_owned(),
@@ -308,14 +348,18 @@ fn trouble(target: &str, error: ClientError) -> Trouble {
 /// Gets the peer's task, and says what it means.
 async fn look(client: &A2aClient, target: &str, task: &str, trace: &TraceContext) -> Result<Look, Trouble> {
     let task = client.get_task(task, Some(0), Some(trace)).await.map_err(|error| trouble(target, error))?;
+    Ok(what_of(target, task))
+}
+
+fn what_of(target: &str, task: RemoteTask) -> Look {
     if let Some(outcome) = outcome(target, &task) {
-        return Ok(Look::Ended(outcome));
+        return Look::Ended(outcome, Box::new(task));
     }
-    Ok(if task.state.is_interrupted() { Look::Asks(Box::new(task)) } else { Look::Works })
+    if task.state.is_interrupted() { Look::Asks(Box::new(task)) } else { Look::Works }
 }
 
 enum Look {
-    Ended(Outcome),
+    Ended(Outcome, Box<RemoteTask>),
     Asks(Box<RemoteTask>),
     Works,
 }

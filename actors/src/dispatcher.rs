@@ -20,8 +20,10 @@ use towline_core::{AgentName, Draining, Effect, Epoch, TaskId};
 
 use crate::{
     agent::{AgentActor, AgentMsg},
+    config::AgentConfig,
     mcp_connection::McpHandle,
     orphans,
+    push::{Push, PushActor, PushMsg},
     shared::Shared,
     task_run::{AgentContext, Leave},
 };
@@ -53,6 +55,8 @@ pub(crate) enum DispatcherMsg {
     Quiet,
     /// A crashed connection has rested.
     Reconnect { server: String },
+    /// The push actor has rested after a crash.
+    RestartPush,
 }
 
 pub(crate) struct DispatcherState {
@@ -63,6 +67,7 @@ pub(crate) struct DispatcherState {
     resting: BTreeMap<AgentName, Instant>,
     connections: BTreeMap<ActorId, String>,
     restarts: BTreeMap<String, VecDeque<Instant>>,
+    push: Option<ActorRef<PushMsg>>,
     /// What the state says of this node, and when its patience ends.
     draining: Option<(Draining, Instant)>,
     is_quiet: bool,
@@ -89,6 +94,7 @@ impl Actor for DispatcherActor {
             resting: BTreeMap::new(),
             connections: BTreeMap::new(),
             restarts: BTreeMap::new(),
+            push: None,
             draining: None,
             is_quiet: false,
         };
@@ -96,6 +102,7 @@ impl Actor for DispatcherActor {
         for server in servers {
             state.connect(&server).await?;
         }
+        state.start_push().await?;
         Ok(state)
     }
 
@@ -117,6 +124,11 @@ impl Actor for DispatcherActor {
             DispatcherMsg::Reconnect { server } => {
                 if let Err(error) = state.connect(&server).await {
                     state.rest_connection(server, &error.to_string());
+                }
+            }
+            DispatcherMsg::RestartPush => {
+                if let Err(error) = state.start_push().await {
+                    state.rest_push(&error.to_string());
                 }
             }
         }
@@ -150,6 +162,11 @@ impl Actor for DispatcherActor {
                 tracing::warn!(%error, "agent did not stop in time");
             }
         });
+        if let Some(push) = state.push.take()
+            && let Err(error) = push.stop_and_wait(None, Some(AGENTS_STOP_TIMEOUT)).await
+        {
+            tracing::warn!(%error, "push notifications did not stop in time");
+        }
         futures::future::join_all(stops).await;
         futures::future::join_all(state.shared.servers().iter().map(McpHandle::stop)).await;
         Ok(())
@@ -168,6 +185,20 @@ impl DispatcherState {
         Ok(())
     }
 
+    async fn start_push(&mut self) -> Result<(), ActorProcessingErr> {
+        let Some(config) = self.shared.config.push.clone() else { return Ok(()) };
+        let push = Push { shared: Arc::clone(&self.shared), config };
+        let (actor, _) = Actor::spawn_linked(None, PushActor, push, self.myself.get_cell()).await?;
+        self.push = Some(actor);
+        Ok(())
+    }
+
+    fn rest_push(&mut self, reason: &str) {
+        let wait = self.restart_wait("push notifications");
+        tracing::error!(reason, wait_ms = wait.as_millis() as u64, "push notifications crashed");
+        self.myself.send_after(wait, || DispatcherMsg::RestartPush);
+    }
+
     async fn effect(&mut self, effect: Effect) {
         let node = self.shared.cluster.node_id();
         match effect {
@@ -178,7 +209,11 @@ impl DispatcherState {
                 self.agents.values().for_each(|agent| tell(agent, AgentMsg::Stop { task }));
             }
             Effect::PlacementChanged => self.reconcile().await,
-            Effect::Start { .. } | Effect::Stop { .. } | Effect::Changed { .. } => {}
+            Effect::Start { .. }
+            | Effect::Stop { .. }
+            | Effect::Changed { .. }
+            | Effect::SessionsEnded
+            | Effect::Webhook { .. } => {}
         }
     }
 
@@ -261,12 +296,14 @@ impl DispatcherState {
         if self.resting.get(name).is_some_and(|until| *until > Instant::now()) {
             return None;
         }
-        let Some(config) = self.shared.config.agents.iter().find(|agent| agent.name == *name) else {
+        let joined = self.shared.cluster.local(|state| state.peer(name).and_then(AgentConfig::of_peer));
+        let declared = || self.shared.config.agents.iter().find(|agent| agent.name == *name).cloned();
+        let Some(config) = joined.or_else(declared) else {
             tracing::warn!(agent = %name, "agent is placed on this node and not configured here");
             return None;
         };
         let permits = config.permits.map(|permits| Arc::new(Semaphore::new(permits.max(1) as usize)));
-        let context = AgentContext { shared: Arc::clone(&self.shared), agent: config.clone(), permits };
+        let context = AgentContext { shared: Arc::clone(&self.shared), agent: config, permits };
         match Actor::spawn_linked(None, AgentActor, Arc::new(context), self.myself.get_cell()).await {
             Ok((agent, _)) => {
                 if self.leave().is_some() {
@@ -286,6 +323,10 @@ impl DispatcherState {
         if let Some(server) = self.connections.remove(&child.get_id()) {
             self.rest_connection(server, reason);
             return;
+        }
+        if self.push.as_ref().is_some_and(|push| push.get_id() == child.get_id()) {
+            self.push = None;
+            return self.rest_push(reason);
         }
         let ended = self.agents.iter().find(|(_, agent)| agent.get_id() == child.get_id());
         let Some(name) = ended.map(|(name, _)| name.clone()) else { return };

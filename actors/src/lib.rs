@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! Mesh ──▶ Dispatcher ─┬▶ Agent ─▶ TaskRun ─▶ Delegation      one per agent, leased task, outstanding delegation
-//!                      └▶ McpConnection                       one per server
+//!                      ├▶ McpConnection                       one per server
+//!                      └▶ Push                                one, where push notifications are on
 //! ```
 //! What a task does next is decided by a pure function of its journal (`decision`); the actors perform it and report what
 //! came of it as words in the log. Nothing here knows how the log is kept, or how a caller is answered.
@@ -14,29 +15,37 @@ pub mod config;
 mod decision;
 mod delegation;
 mod dispatcher;
+pub mod egress;
 mod errands;
 mod error;
 pub mod mcp_connection;
 pub mod model;
 mod orphans;
 mod outbox;
+mod peers;
 pub mod prompt;
+mod push;
 mod shared;
 mod stored;
 mod task_run;
 mod thinking;
 mod toolbox;
+mod traits;
 
 use ractor::{Actor, ActorRef};
 use std::{sync::Arc, time::Duration};
 use towline_cluster::ClusterHandle;
-use towline_core::{AgentSpec, Interruption, Step, Task};
+use towline_core::{AgentName, AgentSpec, Interruption, Step, Task};
 
 pub use config::{
     AgentConfig, McpServerConfig, McpTransport, MeshConfig, ModelConfig, ModelTimeouts, PeerConfig, Provider, Secret,
 };
 pub use error::MeshError;
 pub use mcp_connection::McpServerStatus;
+pub use peers::{Dialler, resolved};
+pub use push::PushConfig;
+pub use task_run::MAX_DEPTH;
+pub use traits::Traits;
 
 use dispatcher::{DispatcherActor, DispatcherMsg};
 use mcp_connection::McpHandle;
@@ -82,6 +91,15 @@ impl Mesh {
     /// Where the MCP connections stand, by name.
     pub fn mcp_servers(&self) -> Vec<McpServerStatus> {
         self.shared.servers().iter().map(McpHandle::status).collect()
+    }
+
+    /// Whether an agent that this node declares must not be given a peer: it holds sensitive data, and a peer would bring text
+    /// from outside and be a way out.
+    pub fn keeps_peers_away(&self, agent: &AgentName) -> bool {
+        let agents = &self.shared.config.agents;
+        agents
+            .iter()
+            .any(|known| known.name == *agent && !known.allow_trifecta && known.traits.and(Traits::PEER).is_trifecta())
     }
 
     /// Begins nothing new, and waits until nothing is under way that must not run twice, or the time is over: then this

@@ -2,7 +2,9 @@
 //! then to tell the peer; the node that ran it last does, or the first one that could have.
 
 use std::sync::Arc;
-use towline_core::{EventKind, Intent, NodeHealth, NodeId, State, Step, Task, TaskId, TaskState, TraceContext};
+use towline_core::{
+    EventKind, Handover, Intent, NodeHealth, NodeId, State, Step, Task, TaskId, TaskState, TraceContext,
+};
 
 use crate::{delegation, shared::Shared};
 
@@ -32,7 +34,7 @@ fn of(state: &State, task: &Task, node: NodeId) -> Vec<Orphan> {
     if !waited_and_was_canceled || speaker(state, task) != Some(node) {
         return Vec::new();
     }
-    task.journal.iter().filter(|step| step.ended.is_none()).filter_map(orphan).collect()
+    task.journal.iter().filter(|step| step.ended.is_none() || was_sent(step)).filter_map(orphan).collect()
 }
 
 /// Whether the status before the last one was a wait for the client.
@@ -49,12 +51,18 @@ fn speaker(state: &State, task: &Task) -> Option<NodeId> {
     let is_up = |id: &NodeId| state.node(*id).is_some_and(|node| node.health == NodeHealth::Up);
     let last = task.ran_on.last().copied().filter(is_up);
     last.or_else(|| {
-        let declares = state.nodes().filter(|node| node.declares.contains(&task.agent)).map(|node| node.id);
+        let declares = state.nodes().filter(|node| state.can_run(node, &task.agent)).map(|node| node.id);
         declares.filter(|id| is_up(id)).min()
     })
 }
 
-fn orphan(step: &Step) -> Option<Orphan> {
+/// Whether the step sent something and did not wait for it.
+pub(crate) fn was_sent(step: &Step) -> bool {
+    matches!(step.intent, Intent::Delegate { handover: Handover::Send, .. })
+}
+
+/// What is to be told to the peer of a step, if it has one.
+pub(crate) fn orphan(step: &Step) -> Option<Orphan> {
     match &step.intent {
         Intent::Delegate { target, own_mesh: false, peer_task: Some(peer_task), .. } => {
             Some(Orphan { target: target.clone(), peer_task: peer_task.clone(), trace: step.span })

@@ -105,6 +105,7 @@ fn chunk_size(word: &OwnerWord) -> usize {
         | OwnerWord::AskPerson { .. }
         | OwnerWord::Doubt { .. }
         | OwnerWord::Released
+        | OwnerWord::OutsideInput { .. }
         | OwnerWord::Finished { .. } => 0,
     }
 }

@@ -24,6 +24,17 @@ use crate::{
 /// The tool that delegates to another agent.
 pub(crate) const DELEGATE: &str = "delegate";
 
+/// The tool that gives work to another agent and goes on.
+pub(crate) const SEND: &str = "send";
+
+/// The tool that waits for what was sent.
+pub(crate) const WAIT: &str = "wait";
+
+/// The tools that other agents are reached by.
+pub(crate) fn is_for_agents(tool: &str) -> bool {
+    matches!(tool, DELEGATE | SEND | WAIT)
+}
+
 /// The tool that asks a person.
 pub(crate) const ASK_HUMAN: &str = "ask_human";
 
@@ -54,7 +65,7 @@ pub(crate) fn schemas(toolbox: &Toolbox) -> Vec<ToolSchema> {
         })
         .collect();
     if !toolbox.delegates.is_empty() {
-        schemas.push(delegate_schema(toolbox));
+        schemas.extend([delegate_schema(toolbox), send_schema(toolbox), wait_schema()]);
     }
     if toolbox.ask_human {
         schemas.push(ask_human_schema());
@@ -85,13 +96,49 @@ fn delegate_schema(toolbox: &Toolbox) -> ToolSchema {
     }
 }
 
+fn send_schema(toolbox: &Toolbox) -> ToolSchema {
+    let names: Vec<&String> = toolbox.delegates.keys().collect();
+    ToolSchema {
+        name: SEND.to_owned(),
+        description:
+            "Gives a piece of work to one of the agents of `delegate` and goes on at once: the answer is the id of \
+                      the work, for `wait`. What is not waited for goes on by itself."
+                .to_owned(),
+        schema: json!({
+            "type": "object",
+            "properties": {
+                "agent": { "type": "string", "enum": names, "description": "Who is to do it." },
+                "message": { "type": "string", "description": "What is to be done, complete in itself." }
+            },
+            "required": ["agent", "message"],
+            "additionalProperties": false
+        }),
+    }
+}
+
+fn wait_schema() -> ToolSchema {
+    ToolSchema {
+        name: WAIT.to_owned(),
+        description: "Waits for the end of work that `send` gave away, and returns its result.".to_owned(),
+        schema: json!({
+            "type": "object",
+            "properties": { "task": { "type": "string", "description": "The id that `send` answered." } },
+            "required": ["task"],
+            "additionalProperties": false
+        }),
+    }
+}
+
 fn ask_human_schema() -> ToolSchema {
     ToolSchema {
         name: ASK_HUMAN.to_owned(),
         description: "Asks the person who gave the task and waits for the answer.".to_owned(),
         schema: json!({
             "type": "object",
-            "properties": { "question": { "type": "string", "description": "The question." } },
+            "properties": {
+                "question": { "type": "string", "description": "The question." },
+                "to": { "type": "string", "description": "Who alone may answer, if that is not the one who gave the task." }
+            },
             "required": ["question"],
             "additionalProperties": false
         }),

@@ -7,7 +7,7 @@ use std::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use towline_cluster::ClusterHandle;
-use towline_core::{NodeId, OnAdoption};
+use towline_core::{NodeId, OnAdoption, Peer};
 
 use crate::{
     config::{AgentConfig, MeshConfig},
@@ -15,11 +15,10 @@ use crate::{
     error::MeshError,
     mcp_connection::{McpHandle, McpServerState},
     model::{self, ModelProvider},
+    peers::{Cards, Dialler},
     toolbox::{Delegate, Toolbox, agent_name},
+    traits::Traits,
 };
-
-/// Until the connection to a peer outside of this mesh stands.
-const PEER_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the first listing of an agent's MCP servers is waited for: a server that starts together with the node should
 /// be seen, a dead one must not hold a task up.
@@ -33,8 +32,10 @@ pub(crate) struct Shared {
     pub config: MeshConfig,
     /// Models by the name that agents use.
     pub models: BTreeMap<String, Model>,
-    /// Client for peers outside of this mesh. It follows no redirect: a peer is where the configuration says.
-    pub http: reqwest::Client,
+    /// Dials peers outside of this mesh.
+    pub dialler: Dialler,
+    /// What they said of themselves.
+    pub cards: Cards,
     /// One permit for each task that works on this node.
     pub permits: Arc<Semaphore>,
     /// Delegations that are being dialled.
@@ -66,18 +67,14 @@ impl Shared {
         if let Some(agent) = config.agents.iter().find(|agent| !models.contains_key(&agent.model)) {
             return Err(MeshError::UnknownModel { agent: agent.name.to_string(), model: agent.model.clone() });
         }
-        let http = reqwest::Client::builder()
-            .connect_timeout(PEER_CONNECT_TIMEOUT)
-            .redirect(reqwest::redirect::Policy::none())
-            .tcp_nodelay(true)
-            .build()
-            .map_err(MeshError::Http)?;
+        let dialler = Dialler::new().map_err(MeshError::Http)?;
         let permits = Arc::new(Semaphore::new(config.permits.max(1) as usize));
         Ok(Self {
             cluster,
             config,
             models,
-            http,
+            dialler,
+            cards: Cards::default(),
             permits,
             dialled: Dialled::default(),
             errands: Errands::default(),
@@ -121,7 +118,7 @@ impl Shared {
             .filter(|tool| agent.tools.iter().any(|glob| glob_match::glob_match(glob, &tool.qualified)))
             .map(|tool| (tool.qualified.clone(), tool))
             .collect();
-        Toolbox { tools, delegates: self.delegates(agent), ask_human: agent.ask_human }
+        Toolbox { tools, delegates: self.delegates(agent), ask_human: agent.ask_human, sent: BTreeMap::new() }
     }
 
     fn servers_of(&self, agent: &AgentConfig) -> Vec<McpHandle> {
@@ -129,14 +126,37 @@ impl Shared {
     }
 
     fn delegates(&self, agent: &AgentConfig) -> BTreeMap<String, Delegate> {
-        agent.delegates.iter().map(|name| (name.clone(), self.delegate(name))).collect()
+        let mut names = agent.delegates.clone();
+        names.extend(self.made_known_for(agent));
+        names.into_iter().map(|name| (name.clone(), self.delegate(&name))).collect()
+    }
+
+    /// The peers and joined agents that an operator made known for this agent while the mesh runs. A peer would bring text
+    /// from outside to an agent that must stay clean, so that one is not offered any.
+    fn made_known_for(&self, agent: &AgentConfig) -> Vec<String> {
+        self.cluster.local(|state| {
+            let is_for = |peer: &&Peer| peer.for_agents.contains(&agent.name);
+            let made_known = state.peers().filter(is_for);
+            let offered = made_known.filter(|peer| {
+                let would_be = agent.traits.and(Traits::PEER);
+                agent.allow_trifecta || peer.joined.is_some() || !would_be.is_trifecta()
+            });
+            offered.map(|peer| peer.name.to_string()).collect()
+        })
     }
 
     fn delegate(&self, name: &str) -> Delegate {
+        let on_adoption = |idempotent| if idempotent { OnAdoption::Retry } else { OnAdoption::Ask };
+        let of_peer = |url: &str, idempotent| {
+            let description = format!("an agent at {url}");
+            Delegate { description, own_mesh: false, on_adoption: on_adoption(idempotent) }
+        };
         if let Some(peer) = self.config.peers.iter().find(|peer| peer.name == name) {
-            let on_adoption = if peer.idempotent { OnAdoption::Retry } else { OnAdoption::Ask };
-            let description = format!("an agent at {}", peer.url);
-            return Delegate { description, own_mesh: false, on_adoption };
+            return of_peer(peer.urls.first().map_or("", String::as_str), peer.idempotent);
+        }
+        let made_known = agent_name(name).and_then(|name| self.cluster.local(|state| state.peer(&name).cloned()));
+        if let Some(peer) = made_known.filter(|peer| peer.joined.is_none()) {
+            return of_peer(peer.urls.first().map_or("", String::as_str), peer.idempotent);
         }
         let declared =
             self.config.agents.iter().find(|agent| agent.name.as_str() == name).map(|agent| agent.description.clone());

@@ -16,6 +16,7 @@ mod ending;
 mod leaving;
 mod outcomes;
 mod perform;
+mod relay;
 mod spans;
 mod view;
 
@@ -44,11 +45,13 @@ use crate::{
     prompt,
     shared::{Model, Permits, Shared},
     thinking::Progress,
-    toolbox::{Planned, Toolbox},
+    toolbox::{Planned, Toolbox, sent_in},
 };
 use view::View;
 
 pub(crate) use leaving::Leave;
+pub use relay::MAX_DEPTH;
+pub(crate) use relay::ON_BEHALF_OF_KEY;
 
 /// Name of the artifacts that hold the answers of an agent's model.
 pub(crate) const ANSWER: &str = "answer";
@@ -169,6 +172,10 @@ pub(crate) struct TaskRunState {
     mine: BTreeSet<StepNo>,
     running: BTreeMap<StepNo, Running>,
     asking: BTreeMap<StepNo, String>,
+    /// Those of them that ask for credentials.
+    asking_auth: BTreeSet<StepNo>,
+    /// Delegations whose result is outside input, and why.
+    outside: BTreeMap<StepNo, String>,
     doubtful: BTreeMap<StepNo, String>,
     /// Steps that a person said may run again.
     may_repeat: BTreeSet<StepNo>,
@@ -184,6 +191,10 @@ pub(crate) struct TaskRunState {
     patience: Option<AbortOnDropHandle<()>>,
     /// Another node has taken the task over, with nothing in doubt.
     gave_away: bool,
+    /// Whether the model calls its text a plain reply.
+    replies: bool,
+    /// That text, once it is whole.
+    reply: Option<String>,
 }
 
 pub(crate) struct TaskRunActor;
@@ -222,6 +233,8 @@ impl Actor for TaskRunActor {
             mine: BTreeSet::new(),
             running: BTreeMap::new(),
             asking: BTreeMap::new(),
+            asking_auth: BTreeSet::new(),
+            outside: BTreeMap::new(),
             doubtful: BTreeMap::new(),
             may_repeat: BTreeSet::new(),
             repeated: BTreeSet::new(),
@@ -234,6 +247,8 @@ impl Actor for TaskRunActor {
             leave: None,
             patience: None,
             gave_away: false,
+            replies: false,
+            reply: None,
         };
         state.prepare();
         state.watch_deadline();
@@ -388,8 +403,13 @@ impl TaskRunState {
         self.phase = Phase::Beginning;
         self.outbox = Outbox::new(self.id(), self.epoch, lease.reported);
         self.outbox.push(OwnerWord::TurnStarted { span: self.turn_context });
-        if self.give_up.is_none() && self.view.journal.is_empty() && self.decide() == Next::Think {
-            self.think_next();
+        if self.give_up.is_none() && self.view.journal.is_empty() {
+            let next = self.decide();
+            if next == Next::Think {
+                self.think_next();
+            } else if next == Next::Relay {
+                self.relay();
+            }
         }
         self.pump();
     }
@@ -425,7 +445,11 @@ impl TaskRunState {
                         return Ok(());
                     }
                 }
-                OwnerWord::StepStarted { step, .. } | OwnerWord::StepRestarted { step, .. } => {
+                OwnerWord::StepStarted { step, .. } => {
+                    self.mine.insert(step);
+                    self.doubt_if_restored(step);
+                }
+                OwnerWord::StepRestarted { step, .. } => {
                     self.mine.insert(step);
                 }
                 OwnerWord::Released => return self.released().await,
@@ -433,7 +457,10 @@ impl TaskRunState {
                     self.stop();
                     return Ok(());
                 }
-                OwnerWord::PeerTask { .. } | OwnerWord::StepEnded { .. } | OwnerWord::Chunk { .. } => {}
+                OwnerWord::PeerTask { .. }
+                | OwnerWord::StepEnded { .. }
+                | OwnerWord::OutsideInput { .. }
+                | OwnerWord::Chunk { .. } => {}
             }
         }
         self.advance().await
@@ -499,6 +526,20 @@ impl TaskRunState {
             self.outbox.clear();
         }
         let message = reason.map(|reason| self.say(reason, Metadata::new()));
+        self.end_with(state, message);
+    }
+
+    /// The turn is over. What the model said to be a plain reply is the last word as well.
+    fn complete(&mut self) {
+        if self.phase == Phase::Ending {
+            return;
+        }
+        let is_reply = || Metadata::from([(towline_a2a::REPLY_KEY.to_owned(), true.into())]);
+        let message = self.reply.take().map(|text| self.say(text, is_reply()));
+        self.end_with(TaskState::Completed, message);
+    }
+
+    fn end_with(&mut self, state: TaskState, message: Option<Message>) {
         self.phase = Phase::Ending;
         self.outbox.push(OwnerWord::Finished { state, message });
         self.pump();
@@ -557,25 +598,28 @@ impl TaskRunState {
             asking: &self.asking,
             doubtful: &self.doubtful.keys().copied().collect(),
             max_model_calls: self.context.agent.max_steps,
+            relays: self.context.agent.relays,
         })
     }
 
     fn needs_permit(&self, next: &Next) -> bool {
         match next {
             Next::Think => true,
-            Next::Call(calls) => calls.iter().any(|call| call.name != prompt::DELEGATE),
+            Next::Call(calls) => calls.iter().any(|call| !prompt::is_for_agents(&call.name)),
             Next::Perform(steps) => steps
                 .iter()
                 .filter_map(|step| self.view.step(*step))
                 .any(|step| matches!(step.intent, Intent::Model { .. } | Intent::Tool { .. })),
             Next::TakeUp { .. }
             | Next::Wait
+            | Next::Relay
             | Next::Doubt(_)
             | Next::Ask(_)
             | Next::AskAgain(..)
             | Next::AskForPeer(..)
             | Next::Complete
-            | Next::Fail(_) => false,
+            | Next::Fail(_)
+            | Next::Reject(_) => false,
         }
     }
 
@@ -593,12 +637,14 @@ impl TaskRunState {
             Next::Perform(steps) => return self.perform(&steps).await,
             Next::Call(calls) => self.call(&calls),
             Next::Think => self.think_next(),
+            Next::Relay => self.relay(),
             Next::Doubt(steps) => self.ask_about(steps),
             Next::Ask(call) => self.ask(&call),
-            Next::AskAgain(step, question) => self.ask_person(step, question, Metadata::new()),
+            Next::AskAgain(step, question) => self.ask_person(step, question, Metadata::new(), false),
             Next::AskForPeer(step, question) => self.ask_for_peer(step, question),
-            Next::Complete => self.finish(TaskState::Completed, None),
+            Next::Complete => self.complete(),
             Next::Fail(reason) => self.finish(TaskState::Failed, Some(reason)),
+            Next::Reject(reason) => self.finish(TaskState::Rejected, Some(reason)),
             Next::Wait => {}
         }
         Ok(())
@@ -645,6 +691,7 @@ impl TaskRunState {
     }
 
     fn call(&mut self, calls: &[ToolCall]) {
+        self.toolbox.sent = sent_in(&self.view.journal);
         for (ahead, call) in calls.iter().enumerate() {
             let step = self.next_step(ahead);
             match self.toolbox.plan(call, self.id(), step) {
@@ -675,6 +722,7 @@ impl TaskRunState {
         }
         self.running.remove(&step);
         self.asking.remove(&step);
+        self.asking_auth.remove(&step);
         self.outbox.push(OwnerWord::StepEnded { step, outcome });
     }
 
@@ -689,16 +737,16 @@ impl TaskRunState {
                     }
                 };
                 self.start_step(step, intent);
-                self.ask_person(step, question, Metadata::new());
+                self.ask_person(step, question, Metadata::new(), false);
             }
             Planned::Refuse(intent, outcome) => self.refuse(step, intent, outcome),
         }
     }
 
-    fn ask_person(&mut self, step: StepNo, question: String, metadata: Metadata) {
+    fn ask_person(&mut self, step: StepNo, question: String, metadata: Metadata, auth: bool) {
         let message = self.say(question, metadata);
         self.phase = Phase::Ending;
-        self.outbox.push(OwnerWord::AskPerson { step, message });
+        self.outbox.push(OwnerWord::AskPerson { step, message, auth });
         self.pump();
     }
 
@@ -710,7 +758,8 @@ impl TaskRunState {
             }
         };
         let metadata = Metadata::from([("dev.towline/askedBy".to_owned(), target.into())]);
-        self.ask_person(step, question, metadata);
+        let auth = self.asking_auth.contains(&step);
+        self.ask_person(step, question, metadata, auth);
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use towline_core::{ModelAnswer, Usage};
 
-use crate::model::{Delta, ModelError, ModelProvider, ModelRequest, ModelStream};
+use crate::model::{Delta, MadeArtifact, ModelError, ModelProvider, ModelRequest, ModelStream};
 
 /// How long text waits for more before it goes into the log: a reader sees it flow, and the log sees ten entries a second.
 const TEXT_EVERY: Duration = Duration::from_millis(100);
@@ -22,6 +22,9 @@ const TEXT_BYTES: usize = 8 * 1024;
 
 /// Longest text of one answer: beyond it the model has lost its way.
 const MAX_ANSWER_BYTES: usize = 1024 * 1024;
+
+/// Most artifacts beside the text of one answer: a task may have more, of several answers.
+const MAX_ARTIFACTS: usize = 64;
 
 /// How often a cut stream is asked again.
 const MAX_CUTS: u32 = 2;
@@ -45,6 +48,10 @@ pub(crate) struct Piece {
 pub(crate) enum Progress {
     /// More text.
     Text(Piece),
+    /// Content beside the text. Each has a number, from 0 in every attempt, so that another attempt replaces it.
+    Artifact(usize, MadeArtifact),
+    /// The text is a plain reply.
+    Reply,
     /// The stream was cut, and the model is asked again.
     AskedAgain {
         /// From 2.
@@ -97,6 +104,7 @@ async fn read(
     progress: &mut impl FnMut(Progress),
 ) -> Result<ModelAnswer, ModelError> {
     let mut answer = ModelAnswer { text: String::new(), calls: Vec::new(), usage: Usage::default() };
+    let mut artifacts = 0;
     loop {
         let delta = match writer.due() {
             Some(due) => tokio::select! {
@@ -120,6 +128,15 @@ async fn read(
                 piece.into_iter().for_each(|piece| progress(Progress::Text(piece)));
             }
             Some(Ok(Delta::Call(call))) => answer.calls.push(call),
+            Some(Ok(Delta::Reply)) => progress(Progress::Reply),
+            Some(Ok(Delta::Artifact(artifact))) => {
+                if artifacts == MAX_ARTIFACTS {
+                    let message = format!("the answer makes more than {MAX_ARTIFACTS} artifacts");
+                    return Err(ModelError::permanent("too_large", message));
+                }
+                progress(Progress::Artifact(artifacts, artifact));
+                artifacts += 1;
+            }
             Some(Ok(Delta::Usage(usage))) => answer.usage = usage,
             Some(Ok(Delta::End)) => {
                 writer.flush(Instant::now(), true).into_iter().for_each(|piece| progress(Progress::Text(piece)));
@@ -249,6 +266,7 @@ mod tests {
             tools: Vec::new(),
             seed: String::new(),
             agent: "a".into(),
+            message_id: String::new(),
             trace: None,
         }
     }

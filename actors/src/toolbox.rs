@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use towline_core::{
-    AgentName, ContextId, Intent, Message, MessageId, Metadata, OnAdoption, Outcome, Part, Role, StepNo, TaskId,
-    ToolCall,
+    AgentName, ContextId, Handover, Intent, Message, MessageId, Metadata, OnAdoption, Outcome, Part, Role, Step,
+    StepNo, TaskId, ToolCall,
 };
 
 use crate::{
     mcp_connection::ToolInfo,
-    prompt::{ASK_HUMAN, DELEGATE},
+    prompt::{ASK_HUMAN, DELEGATE, SEND, WAIT},
 };
 
 /// Everything on offer to one agent.
@@ -20,6 +20,35 @@ pub(crate) struct Toolbox {
     pub delegates: BTreeMap<String, Delegate>,
     /// Whether it may ask a person.
     pub ask_human: bool,
+    /// What this task has sent, by the peer's id of it.
+    pub sent: BTreeMap<String, Sent>,
+}
+
+/// Work that was given away with `send`.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Sent {
+    /// To whom.
+    pub target: String,
+    /// Whether that is an agent of this mesh.
+    pub own_mesh: bool,
+    /// What was said.
+    pub message: Message,
+}
+
+/// What a task has sent.
+pub(crate) fn sent_in(journal: &[Step]) -> BTreeMap<String, Sent> {
+    let sent = |step: &Step| match &step.intent {
+        Intent::Delegate { target, own_mesh, message, peer_task: Some(id), handover: Handover::Send, .. } => {
+            let sent = Sent { target: target.clone(), own_mesh: *own_mesh, message: message.as_ref().clone() };
+            Some((id.clone(), sent))
+        }
+        Intent::Delegate { .. }
+        | Intent::Model { .. }
+        | Intent::Tool { .. }
+        | Intent::Ask { .. }
+        | Intent::Refused { .. } => None,
+    };
+    journal.iter().filter_map(sent).collect()
 }
 
 /// Someone to delegate to.
@@ -56,7 +85,8 @@ impl Toolbox {
 
     fn intent(&self, call: &ToolCall, task: TaskId, step: StepNo) -> Result<Intent, (&'static str, String)> {
         let is_known = match call.name.as_str() {
-            DELEGATE => !self.delegates.is_empty(),
+            DELEGATE | SEND => !self.delegates.is_empty(),
+            WAIT => !self.delegates.is_empty() || !self.sent.is_empty(),
             ASK_HUMAN => self.ask_human,
             name => self.tools.contains_key(name),
         };
@@ -65,10 +95,14 @@ impl Toolbox {
         }
         let arguments = arguments(call)?;
         match call.name.as_str() {
-            DELEGATE => self.delegation(call, &arguments, task, step),
+            DELEGATE => self.delegation(call, &arguments, Handover::Delegation, (task, step)),
+            SEND => self.delegation(call, &arguments, Handover::Send, (task, step)),
+            WAIT => self.wait(call, &arguments),
             ASK_HUMAN => {
                 let question = text_argument(&arguments, "question")?;
-                Ok(Intent::Ask { call_id: call.id.clone(), question })
+                let to = arguments.get("to").and_then(serde_json::Value::as_str).map(str::trim);
+                let to = to.filter(|to| !to.is_empty()).map(str::to_owned);
+                Ok(Intent::Ask { call_id: call.id.clone(), question, to })
             }
             name => {
                 let tool = self.tools.get(name).expect("the name was found above");
@@ -87,8 +121,8 @@ impl Toolbox {
         &self,
         call: &ToolCall,
         arguments: &serde_json::Value,
-        task: TaskId,
-        step: StepNo,
+        handover: Handover,
+        (task, step): (TaskId, StepNo),
     ) -> Result<Intent, (&'static str, String)> {
         let target = text_argument(arguments, "agent")?;
         let text = text_argument(arguments, "message")?;
@@ -103,12 +137,32 @@ impl Toolbox {
             message: Box::new(delegation_message(task, step, text)),
             peer_task: None,
             on_adoption: delegate.on_adoption,
+            handover,
+        })
+    }
+
+    /// Waiting takes up a task that is known: nothing is sent, so it may be done again.
+    fn wait(&self, call: &ToolCall, arguments: &serde_json::Value) -> Result<Intent, (&'static str, String)> {
+        let task = text_argument(arguments, "task")?;
+        let Some(sent) = self.sent.get(&task) else {
+            let known: Vec<&str> = self.sent.keys().map(String::as_str).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            return Err(("unknown_task", format!("no task {task:?} was sent from here; sent: {known}")));
+        };
+        Ok(Intent::Delegate {
+            call_id: call.id.clone(),
+            target: sent.target.clone(),
+            own_mesh: sent.own_mesh,
+            message: Box::new(sent.message.clone()),
+            peer_task: Some(task),
+            on_adoption: OnAdoption::Retry,
+            handover: Handover::Wait,
         })
     }
 
     fn names(&self) -> String {
         let mut names: Vec<&str> = self.tools.keys().map(String::as_str).collect();
-        names.extend((!self.delegates.is_empty()).then_some(DELEGATE));
+        names.extend((!self.delegates.is_empty()).then_some([DELEGATE, SEND, WAIT]).into_iter().flatten());
         names.extend(self.ask_human.then_some(ASK_HUMAN));
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     }
@@ -167,7 +221,7 @@ mod tests {
 
     fn toolbox() -> Toolbox {
         let reader = Delegate { description: "reads".into(), own_mesh: true, on_adoption: OnAdoption::Retry };
-        Toolbox { tools: BTreeMap::new(), delegates: BTreeMap::from([("reader".to_owned(), reader)]), ask_human: false }
+        Toolbox { delegates: BTreeMap::from([("reader".to_owned(), reader)]), ..Toolbox::default() }
     }
 
     fn plan(name: &str, arguments: serde_json::Value) -> Planned {
@@ -194,8 +248,31 @@ mod tests {
     }
 
     #[test]
+    fn what_was_sent_is_waited_for_and_nothing_else() {
+        let send = plan("send", json!({"agent": "reader", "message": "read a.md"}));
+        let Planned::Do(intent @ Intent::Delegate { handover: Handover::Send, .. }) = send else { panic!("{send:?}") };
+        let Intent::Delegate { call_id, target, own_mesh, message, on_adoption, handover, .. } = intent else {
+            panic!()
+        };
+        let peer_task = Some("t-1".to_owned());
+        let sent = Intent::Delegate { call_id, target, own_mesh, message, peer_task, on_adoption, handover };
+        let journal = [crate::decision::tests::step(0, sent, None)];
+        let toolbox = Toolbox { sent: sent_in(&journal), ..toolbox() };
+        let wait = |task: &str| {
+            let call = ToolCall { id: "c2".into(), name: "wait".into(), arguments: json!({ "task": task }) };
+            toolbox.plan(&call, TaskId::from_uuid(uuid::Uuid::max()), StepNo(4))
+        };
+        let Planned::Do(Intent::Delegate { peer_task, handover: Handover::Wait, .. }) = wait("t-1") else { panic!() };
+        assert_eq!(peer_task.as_deref(), Some("t-1"));
+        assert_eq!(refusal(wait("t-2")), "unknown_task: no task \"t-2\" was sent from here; sent: t-1");
+    }
+
+    #[test]
     fn what_cannot_be_called_is_refused_with_a_reason() {
-        assert_eq!(refusal(plan("fs.rm", json!({}))), "unknown_tool: there is no tool \"fs.rm\"; tools: delegate");
+        assert_eq!(
+            refusal(plan("fs.rm", json!({}))),
+            "unknown_tool: there is no tool \"fs.rm\"; tools: delegate, send, wait"
+        );
         assert!(refusal(plan("ask_human", json!({"question": "?"}))).starts_with("unknown_tool"));
         assert!(refusal(plan("delegate", json!({"agent": "x", "message": "y"}))).starts_with("unknown_agent"));
         assert!(refusal(plan("delegate", json!("{\"agent\": "))).starts_with("malformed_arguments"));

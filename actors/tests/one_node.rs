@@ -175,6 +175,9 @@ fn config() -> MeshConfig {
         ask_human: true,
         tags: vec![],
         labels: towline_core::Labels::new(),
+        traits: towline_actors::Traits::default(),
+        allow_trifecta: false,
+        relays: false,
     };
     MeshConfig {
         permits: 8,
@@ -182,6 +185,7 @@ fn config() -> MeshConfig {
         servers: vec![],
         agents: vec![agent],
         peers: vec![],
+        push: None,
     }
 }
 

@@ -1,10 +1,13 @@
 //! The operator API: what A2A does not show, under `/api/v1`, and the probes `/livez` and `/healthz`.
 //!
-//! For the operator of this machine only, by the same rule as the A2A door. Errors are
+//! Behind the same gate as the A2A door, and for the operator where no other role may ask. Errors are
 //! `{"error": {"code": …, "message": …}}`; 503 means that the cluster has no quorum.
 
 mod members;
+mod peers;
+mod push;
 mod resolve;
+mod sign_in;
 
 use std::{
     sync::{
@@ -17,10 +20,10 @@ use std::{
 use axum::{
     Json, Router,
     body::Body,
-    extract::{Path, Request, State, rejection::JsonRejection},
-    middleware::{self, Next},
+    extract::{Path, State, rejection::JsonRejection},
+    middleware,
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{any, get, post},
 };
 use http::{StatusCode, header};
 use serde::{Deserialize, Serialize};
@@ -33,11 +36,15 @@ use towline_core::{
 };
 
 use crate::{
-    a2a::{listener::PeerAddress, principal},
+    auth::{self, Auth},
     recovered_spans,
+    sign_in::SignIns,
 };
 
 pub use members::{DrainView, LeftTask};
+pub use peers::{PeerRequest, PeerView};
+pub use push::WebhookView;
+pub use sign_in::{DeviceView, SessionView};
 
 /// Longest life of a join token: who needs one later makes one later.
 pub(crate) const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -56,8 +63,12 @@ pub struct Api {
     pub mesh: Mutex<Option<Mesh>>,
     /// Base URL of the public listener.
     pub public_url: String,
+    /// Who asks, and who may.
+    pub auth: Arc<Auth>,
     /// Whether this node has registered and takes work.
     pub ready: AtomicBool,
+    /// Who signs in here.
+    pub sign_ins: Arc<SignIns>,
 }
 
 /// An agent, as the operator sees it.
@@ -78,6 +89,9 @@ pub struct AgentView {
     /// How many it may have.
     #[serde(default)]
     pub queue: u32,
+    /// Where it is, if it is an agent outside of this mesh that takes part in it.
+    #[serde(default)]
+    pub urls: Vec<String>,
 }
 
 /// A task, as the operator sees it.
@@ -108,21 +122,19 @@ pub fn router(api: Arc<Api>) -> Router {
         .route("/api/v1/mcp", get(mcp))
         .route("/api/v1/tasks/{id}", get(task))
         .route("/api/v1/tasks/{id}/trace", get(trace))
+        .route("/api/v1/tasks/{id}/push", get(push::of_task))
+        .route("/api/v1/push", get(push::totals))
         .route(resolve::ROUTE, post(resolve::resolve))
         .route("/api/v1/join-tokens", post(join_token))
         .merge(members::routes())
-        .route_layer(middleware::from_fn_with_state(Arc::clone(&api), operator_only))
+        .merge(peers::routes())
+        .merge(sign_in::routes())
+        .route_layer(middleware::from_fn(auth::authorize))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&api.auth), auth::gate))
+        .route("/api/v1/{*path}", any(unknown))
         .route("/livez", get(async || "ok\n"))
         .route("/healthz", get(health))
         .with_state(api)
-}
-
-async fn operator_only(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
-    let peer = request.extensions().get::<PeerAddress>().map(|PeerAddress(address)| *address);
-    match principal::local_operator(request.headers(), peer, &api.public_url) {
-        Ok(()) => next.run(request).await,
-        Err(refused) => ApiError::new(StatusCode::FORBIDDEN, "forbidden", refused.to_string()).into_response(),
-    }
 }
 
 async fn health(State(api): State<Arc<Api>>) -> Response {
@@ -133,6 +145,11 @@ async fn health(State(api): State<Arc<Api>>) -> Response {
         (Err(reason), false) => format!("this node has not registered: {reason}"),
     };
     (StatusCode::SERVICE_UNAVAILABLE, reason + "\n").into_response()
+}
+
+async fn unknown(Path(path): Path<String>) -> ApiError {
+    let path = towline_a2a::shortened(&path);
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", format!("/api/v1/{path} is no path of this API"))
 }
 
 async fn cluster(State(api): State<Arc<Api>>) -> Response {
@@ -169,6 +186,7 @@ fn agent_view(state: &ClusterState, agent: &Agent) -> AgentView {
         nodes,
         open_tasks: state.open_tasks_of(&agent.spec.name),
         queue: agent.spec.queue.unwrap_or(DEFAULT_QUEUE),
+        urls: state.peer(&agent.spec.name).map(|peer| peer.urls.clone()).unwrap_or_default(),
     }
 }
 

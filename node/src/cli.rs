@@ -36,16 +36,16 @@ pub struct Global {
     /// How data is written to standard output
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Text)]
     pub output: Format,
-    /// The node to talk to; several, separated by commas: a stream that breaks goes on at the next
-    #[arg(
-        long,
-        global = true,
-        env = "TOWLINE_SERVER",
-        value_name = "URL",
-        value_delimiter = ',',
-        default_value = "http://127.0.0.1:7420"
-    )]
+    /// The node to talk to (http://HOST:PORT or unix:///PATH); several, separated by commas: a stream that breaks goes on at
+    /// the next. Without it, the context in use, or else http://127.0.0.1:7420
+    #[arg(long, global = true, env = "TOWLINE_SERVER", value_name = "URL", value_delimiter = ',')]
     pub server: Vec<String>,
+    /// A file with the token to show to the node; the variable TOWLINE_ACCESS_TOKEN may hold the token itself
+    #[arg(long, global = true, env = "TOWLINE_ACCESS_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// A PEM file with the authority that has signed the node's certificate, if this machine does not know it
+    #[arg(long, global = true, env = "TOWLINE_CA_FILE", value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
 }
 
 /// What is to be done.
@@ -81,6 +81,9 @@ pub enum Command {
     /// Agents of the cluster
     #[command(subcommand)]
     Agent(AgentCommand),
+    /// Agents of others that agents of the cluster may delegate to
+    #[command(subcommand)]
+    Peer(PeerCommand),
     /// The cluster and its nodes
     #[command(subcommand)]
     Cluster(ClusterCommand),
@@ -96,6 +99,12 @@ pub enum Command {
     /// Measures this binary on this machine, with three nodes that it starts and stops
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Who may call: signing in, and who is signed in
+    #[command(subcommand)]
+    Auth(AuthCommand),
+    /// The cluster that commands go to, and the session there
+    #[command(subcommand)]
+    Context(ContextCommand),
     /// Writes a completion script for a shell
     #[command(
         after_help = "Examples:\n  towline completion bash > /etc/bash_completion.d/towline\n  source <(towline completion zsh)"
@@ -120,9 +129,9 @@ pub struct InitArgs {
 /// `towline node`
 #[derive(Debug, Args)]
 pub struct NodeArgs {
-    /// The configuration file
-    #[arg(short, long, value_name = "FILE", default_value = "towline.yaml")]
-    pub config: PathBuf,
+    /// The configuration file [default: towline.yaml]
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Joins the cluster of the node whose peer listener is at ADDR; does nothing if this node is a member
     #[arg(long, value_name = "ADDR", value_parser = peer_address)]
     pub join: Option<String>,
@@ -132,6 +141,10 @@ pub struct NodeArgs {
     /// Puts VALUE over the setting PATH of the file and of the environment; may be given again
     #[arg(long = "set", value_name = "PATH=VALUE", value_parser = path_and_value)]
     pub set: Vec<(String, String)>,
+    /// Runs a cluster of this node alone that keeps everything in memory and leaves nothing behind; without a configuration
+    /// file it has one agent that says what it was told
+    #[arg(long, conflicts_with = "join")]
+    pub ephemeral: bool,
     /// Stops when standard input ends: for nodes that a parent process starts
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
@@ -149,7 +162,7 @@ pub struct SendArgs {
     #[arg(long, conflicts_with_all = ["asynchronous", "wait"])]
     pub stream: bool,
     /// Prints the task and does not wait for it
-    #[arg(long = "async", conflicts_with = "wait")]
+    #[arg(long = "async", visible_alias = "no-wait", conflicts_with = "wait")]
     pub asynchronous: bool,
     /// Waits for the task and prints what it made (the default if standard output is no terminal)
     #[arg(long)]
@@ -191,6 +204,15 @@ pub enum TaskCommand {
         after_help = "Examples:\n  towline task resolve ID --step 3 --as done --result \"the letter was sent\"\n  towline task resolve ID --step 3 --as retry\n  towline task resolve ID --step 3 --as failed --reason \"no such account\""
     )]
     Resolve(ResolveArgs),
+    /// Waits until a task has ended or asks something, and shows what it made
+    #[command(after_help = "Example:\n  towline task wait 0198c0de-0000-7000-8000-000000000000 --timeout 10m")]
+    Wait {
+        /// Id of the task
+        id: String,
+        /// How long to wait, as in 30s or 5m; the task itself goes on
+        #[arg(long, value_name = "DURATION", value_parser = crate::config::duration)]
+        timeout: Option<std::time::Duration>,
+    },
     /// Follows the events of a task until it ends or asks
     #[command(
         after_help = "Examples:\n  towline task subscribe ID\n  towline task subscribe ID --from 0     # from its first event"
@@ -210,6 +232,20 @@ pub enum TaskCommand {
         /// Leaves out the spans of the Raft log, which are most of them
         #[arg(long)]
         no_raft: bool,
+    },
+    /// Webhooks that are told of a task
+    #[command(subcommand)]
+    Push(PushCommand),
+}
+
+/// `towline task push …`
+#[derive(Debug, Subcommand)]
+pub enum PushCommand {
+    /// Shows how the webhooks of a task fare: what each has taken, and what came of the last call
+    #[command(after_help = "Example:\n  towline task push list 0198c0de-0000-7000-8000-000000000000")]
+    List {
+        /// Id of the task
+        id: String,
     },
 }
 
@@ -277,6 +313,58 @@ pub enum AgentCommand {
     /// Lists the agents and the nodes they are placed on
     #[command(after_help = "Example:\n  towline agent list")]
     List,
+    /// Lets an agent on any A2A 1.0 server take part: it gets tasks like every agent of the mesh
+    #[command(
+        after_help = "Examples:\n  towline agent add echo --url http://127.0.0.1:9000\n  towline agent add legal --url https://a.legal.example --url https://b.legal.example --peer-token-secret LEGAL"
+    )]
+    Add(PeerAddArgs),
+    /// Takes such an agent out again
+    #[command(after_help = "Example:\n  towline agent remove echo")]
+    Remove {
+        /// Its name
+        name: String,
+    },
+}
+
+/// `towline peer …`
+#[derive(Debug, Subcommand)]
+pub enum PeerCommand {
+    /// Makes an agent on any A2A 1.0 server known, on all nodes
+    #[command(
+        after_help = "Examples:\n  towline peer add legal --url https://legal.example --for surveyor --peer-token-secret LEGAL\n  towline peer add echo --url http://127.0.0.1:9000 --for surveyor"
+    )]
+    Add(PeerAddArgs),
+    /// Lists those that were made known while the cluster runs
+    #[command(after_help = "Example:\n  towline peer list")]
+    List,
+    /// Forgets one
+    #[command(after_help = "Example:\n  towline peer remove legal")]
+    Remove {
+        /// Its name
+        name: String,
+    },
+}
+
+/// `towline peer add`, `towline agent add`
+#[derive(Debug, Args)]
+pub struct PeerAddArgs {
+    /// The name that it gets here
+    pub name: String,
+    /// Where it is; may be given again: the next one is dialled when the first does not answer
+    #[arg(long, value_name = "URL", required = true)]
+    pub url: Vec<String>,
+    /// Name of the secret with its bearer token: an environment variable of each node, or a file in its folder of secrets
+    #[arg(long, value_name = "NAME", conflicts_with = "peer_token_file")]
+    pub peer_token_secret: Option<String>,
+    /// File with its bearer token, at the same path on each node
+    #[arg(long, value_name = "FILE")]
+    pub peer_token_file: Option<PathBuf>,
+    /// It takes the same message id twice as one message: then a message may be sent again
+    #[arg(long)]
+    pub idempotent: bool,
+    /// An agent that may delegate to it; may be given again
+    #[arg(long = "for", value_name = "AGENT")]
+    pub for_agents: Vec<String>,
 }
 
 /// `towline cluster …`
@@ -383,6 +471,122 @@ pub enum SnapshotCommand {
 pub enum McpCommand {
     /// Lists the MCP servers of the node and their tools
     #[command(after_help = "Example:\n  towline mcp list")]
+    List,
+}
+
+/// `towline auth …`
+#[derive(Debug, Subcommand)]
+pub enum AuthCommand {
+    /// Signs in: shows a code that an operator approves, and keeps the session for further commands
+    #[command(
+        after_help = "Examples:\n  towline auth login --server https://mesh.example.org\n  towline auth login --operator"
+    )]
+    Login(LoginArgs),
+    /// Signs out: ends the session of this user and forgets it
+    #[command(after_help = "Example:\n  towline auth logout")]
+    Logout,
+    /// Lists who is signed in
+    #[command(after_help = "Examples:\n  towline auth sessions\n  towline auth sessions -o json")]
+    Sessions,
+    /// Ends sessions: their streams close and their requests are refused, on every node
+    #[command(
+        after_help = "Examples:\n  towline auth revoke ds_1f0c9a2b7d3e4f56\n  towline auth revoke --name ada\n  towline auth revoke --all"
+    )]
+    Revoke(RevokeArgs),
+    /// Devices that ask to be let in
+    #[command(subcommand)]
+    Device(DeviceCommand),
+    /// Reads a token from standard input and prints the hash that a rule in auth.principals names
+    #[command(after_help = "Example:\n  openssl rand -hex 32 | tee ci.token | towline auth hash")]
+    Hash,
+}
+
+/// `towline auth login`
+#[derive(Debug, Args)]
+pub struct LoginArgs {
+    /// Asks to be an operator; it is so only if the configuration allows it and the approver says so too
+    #[arg(long)]
+    pub operator: bool,
+    /// What the operator is shown as the client; without it, the program and the user of this machine
+    #[arg(long, value_name = "TEXT")]
+    pub client: Option<String>,
+}
+
+/// `towline auth revoke`
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct RevokeArgs {
+    /// Id of the session, as `towline auth sessions` shows it
+    pub session: Option<String>,
+    /// All sessions of this name, and what is approved under it and not yet begun
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// All sessions of everybody
+    #[arg(long)]
+    pub all: bool,
+}
+
+/// `towline auth device …`
+#[derive(Debug, Subcommand)]
+pub enum DeviceCommand {
+    /// Lists the devices that ask
+    #[command(after_help = "Example:\n  towline auth device pending")]
+    Pending,
+    /// Lets in who showed you the code, under a name: everybody let in under one name is one person
+    #[command(
+        after_help = "Examples:\n  towline auth device approve BCDF-GHJK --as ada\n  towline auth device approve BCDF-GHJK --as ada --role operator"
+    )]
+    Approve {
+        /// The code that the person showed you
+        code: String,
+        /// Who that is
+        #[arg(long = "as", value_name = "NAME")]
+        name: String,
+        /// What the session may do, at most what was asked for; user if you say nothing
+        #[arg(long, value_enum)]
+        role: Option<PersonRole>,
+    },
+    /// Lets nobody in under the code
+    #[command(after_help = "Example:\n  towline auth device deny BCDF-GHJK")]
+    Deny {
+        /// The code
+        code: String,
+    },
+}
+
+/// What a person may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum PersonRole {
+    /// Talks to agents and manages its own tasks
+    User,
+    /// Everything
+    Operator,
+}
+
+impl PersonRole {
+    /// As the operator API writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PersonRole::User => "user",
+            PersonRole::Operator => "operator",
+        }
+    }
+}
+
+/// `towline context …`
+#[derive(Debug, Subcommand)]
+pub enum ContextCommand {
+    /// Has further commands go to a cluster
+    #[command(
+        after_help = "Examples:\n  towline context use https://mesh.example.org\n  towline context use mesh.example.org     # by its name"
+    )]
+    Use {
+        /// Name of a context, or the URL of a node
+        #[arg(value_name = "NAME|URL")]
+        context: String,
+    },
+    /// Lists the contexts and who you are there
+    #[command(after_help = "Example:\n  towline context list")]
     List,
 }
 

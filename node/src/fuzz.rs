@@ -1,9 +1,11 @@
 //! Decoders of what clients send and operators write, as plain functions for fuzzing: none of them may panic.
 
 use towline_a2a::convert;
+use towline_actors::egress::{self, EgressPolicy};
 
 use crate::{
     a2a::{blob_range_of, fuzz_http_request, fuzz_request},
+    auth,
     config::{self, Overrides},
 };
 
@@ -13,7 +15,10 @@ pub fn a2a_request(bytes: &[u8]) {
     drop(convert::send_request(params.clone()));
     drop(convert::get_request(params.clone()));
     drop(convert::task_request(params.clone()));
-    drop(convert::list_request(params));
+    drop(convert::list_request(params.clone()));
+    drop(convert::create_push_config(params.clone()));
+    drop(convert::push_config_name(params.clone()));
+    drop(convert::list_push_configs(params));
 }
 
 /// The path and the query of a request over HTTP+JSON, parted by the first `?`.
@@ -40,6 +45,37 @@ pub fn blob_range(bytes: &[u8]) {
     if let Some(range) = std::str::from_utf8(text).ok().and_then(|text| blob_range_of(text, length)) {
         assert!(range.start < range.end && range.end <= length, "{range:?} of {length} bytes");
     }
+}
+
+/// A signed token of a caller: what no key has signed gives no claims.
+pub fn signed_token(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    auth::fuzz_token(text);
+}
+
+/// The key set of an issuer.
+pub fn key_set(bytes: &[u8]) {
+    auth::fuzz_key_set(bytes);
+}
+
+/// A client certificate in DER.
+pub fn client_certificate(bytes: &[u8]) {
+    auth::fuzz_certificate(bytes);
+}
+
+/// The headers by which a caller and its page are known, a line each.
+pub fn caller_headers(bytes: &[u8]) {
+    let mut lines = bytes.splitn(2, |byte| *byte == b'\n');
+    auth::fuzz_headers(lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+}
+
+/// The URL of a webhook: what is taken is https, and no address that is not public. What the operator may allow is read as well.
+pub fn push_url(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    drop(text.parse::<egress::Allowed>());
+    let Ok(target) = EgressPolicy::default().target(text) else { return };
+    assert!(target.is_https(), "{text:?} is taken");
+    assert!(target.literal().is_none_or(egress::is_public), "{text:?} is taken");
 }
 
 /// A configuration file.

@@ -8,12 +8,15 @@
 
 pub mod a2a;
 pub mod api;
+pub mod auth;
 pub mod bench;
 pub mod cli;
 mod commands;
 pub mod config;
 pub mod demo;
+mod descriptors;
 pub mod dev;
+mod ephemeral;
 pub mod error;
 #[doc(hidden)]
 pub mod fuzz;
@@ -21,6 +24,7 @@ pub mod mcp_files;
 pub mod output;
 pub mod peer_server;
 mod recovered_spans;
+pub mod sign_in;
 pub mod startup;
 pub mod telemetry;
 pub mod waterfall;

@@ -84,8 +84,8 @@ pub(crate) async fn family(cluster: &ClusterHandle, task: TaskId) -> BTreeMap<Ta
 
 fn family_ids(state: &State, task: TaskId) -> Vec<TaskId> {
     let parent = |id: TaskId| {
-        let live = state.task(id).map(|task| task.parent.as_ref());
-        let link = live.or_else(|| state.stub(id).map(|stub| stub.parent.as_ref())).flatten();
+        let live = state.task(id).map(|task| task.parent.clone());
+        let link = live.or_else(|| state.stub(id).map(|stub| stub.parent)).flatten();
         link.map(|link| link.task).filter(|parent| state.knows_task(*parent))
     };
     let mut top = task;

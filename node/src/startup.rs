@@ -17,9 +17,10 @@ use std::{
     time::Duration,
 };
 
+use axum::middleware;
 use tokio::{net::TcpListener, sync::Mutex, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
-use towline_actors::Mesh;
+use towline_actors::{Mesh, MeshConfig, PushConfig};
 use towline_cluster::{
     Cluster, ClusterError, ClusterHandle, ClusterOptions, ProposeError, Registration,
     membership::{self, Identity, Joining},
@@ -27,11 +28,17 @@ use towline_cluster::{
 use towline_core::{AgentName, NodeAddresses, Rejection};
 
 use crate::{
-    a2a::{self, A2aSettings, Door, listener},
+    a2a::{
+        self, A2aSettings, CardSigner, Door, listener,
+        unix::{self, UnixDoor},
+    },
     api::{self, Api},
+    auth::{Auth, PublicTls, Sessions},
     config::NodeConfig,
+    descriptors,
     error::{CliError, chain},
     peer_server::PeerTls,
+    sign_in::{self, SignIns},
     telemetry,
 };
 
@@ -49,6 +56,8 @@ const DRAIN: Duration = Duration::from_secs(6);
 const RUNTIME_STOP: Duration = Duration::from_secs(1);
 /// Stands for the front door where no agent is declared: the answer to a request names the agents that there are.
 const NO_FRONT_DOOR: &str = "front-door";
+/// Name of a cluster that lives as long as its node, unless the configuration has one.
+const EPHEMERAL: &str = "ephemeral";
 
 /// How a node comes into its cluster, and when it ends.
 #[derive(Debug, Default)]
@@ -57,6 +66,8 @@ pub struct StartOptions {
     pub join: Option<(String, String)>,
     /// Whether the end of standard input ends the node.
     pub exit_with_stdin: bool,
+    /// Whether the node founds a cluster of its own in its data folder, which is removed behind it.
+    pub ephemeral: bool,
 }
 
 /// Runs a node until it is told to stop.
@@ -64,10 +75,15 @@ pub struct StartOptions {
 /// # Errors
 /// When it cannot start, or its Raft core stops for good.
 pub fn run(config: NodeConfig, options: StartOptions) -> Result<(), CliError> {
+    descriptors::raise();
     let runtime = tokio::runtime::Runtime::new().map_err(CliError::other)?;
     let stop = runtime.block_on(async { stop_signal(options.exit_with_stdin) })?;
     let ports = runtime.block_on(Ports::bind(&config))?;
-    let identity = runtime.block_on(identity(&config, &ports, options.join))?;
+    let identity = if options.ephemeral {
+        found(&config, &ports)?
+    } else {
+        runtime.block_on(identity(&config, &ports, options.join))?
+    };
     let traces = telemetry::start_traces(&config.telemetry, &identity)?;
     let result = runtime.block_on(Box::pin(serve(config, ports, stop)));
     runtime.shutdown_timeout(RUNTIME_STOP);
@@ -79,6 +95,7 @@ pub fn run(config: NodeConfig, options: StartOptions) -> Result<(), CliError> {
 struct Ports {
     http: TcpListener,
     peer: TcpListener,
+    unix: Option<UnixDoor>,
     /// As others reach them.
     advertised: NodeAddresses,
 }
@@ -91,10 +108,11 @@ impl Ports {
         let http_address = http.local_addr().map_err(CliError::other)?;
         let peer_address = peer.local_addr().map_err(CliError::other)?;
         let advertised = NodeAddresses {
-            http: node.public_url.clone().unwrap_or_else(|| format!("http://{http_address}")),
+            http: node.public_url.clone().unwrap_or_else(|| format!("{}://{http_address}", node.scheme())),
             peer: node.advertise_peer.clone().unwrap_or_else(|| peer_address.to_string()),
         };
-        Ok(Self { http, peer, advertised })
+        let unix = node.unix.as_deref().map(bind_unix).transpose()?;
+        Ok(Self { http, peer, unix, advertised })
     }
 }
 
@@ -113,6 +131,23 @@ async fn bind(address: SocketAddr, setting: &str) -> Result<TcpListener, CliErro
         };
         CliError::Other(text)
     })
+}
+
+fn bind_unix(path: &Path) -> Result<UnixDoor, CliError> {
+    UnixDoor::bind(path)
+        .map_err(|error| CliError::Other(format!("listen on {} (node.listen.unix): {error}", path.display())))
+}
+
+/// A cluster of this node alone, on the ports that it was given.
+fn found(config: &NodeConfig, ports: &Ports) -> Result<Identity, CliError> {
+    let name = config.cluster.as_deref().unwrap_or(EPHEMERAL);
+    membership::found(&config.node.data, name, &config.node.name, ports.advertised.clone()).map_err(cluster_error)
+}
+
+/// What cards are signed with; the key was checked when the configuration was read.
+fn card_signer(config: &NodeConfig) -> Option<CardSigner> {
+    let key = config.cards.signing_key.as_ref()?;
+    CardSigner::from_pem(key.expose()).inspect_err(|error| tracing::error!(%error, "cards are not signed")).ok()
 }
 
 /// Who this node is: what the data folder says, else what the cluster says that it joins.
@@ -202,7 +237,7 @@ async fn serve(config: NodeConfig, ports: Ports, stop: CancellationToken) -> Res
     };
     let cluster = Cluster::start(options).await.map_err(cluster_error)?;
     let handle = cluster.handle();
-    let doors = Doors::open(&config, ports, &cluster);
+    let doors = Doors::open(&config, ports, &cluster)?;
     let started = tokio::select! {
         started = start_mesh(&config, &handle, &doors.api) => started.map(|()| None),
         () = stop.cancelled() => Ok(Some(End::Asked)),
@@ -236,34 +271,55 @@ struct Doors {
 }
 
 impl Doors {
-    fn open(config: &NodeConfig, ports: Ports, cluster: &Cluster) -> Self {
+    fn open(config: &NodeConfig, ports: Ports, cluster: &Cluster) -> Result<Self, CliError> {
         let (stopping, close) = (CancellationToken::new(), CancellationToken::new());
         let public_url = ports.advertised.http.clone();
+        let auth = Arc::new(Auth::new(config.auth.clone(), config.node.http, &public_url).map_err(CliError::other)?);
+        let public_tls = config.node.tls.clone().map(PublicTls::new).transpose().map_err(CliError::other)?;
         let settings = Arc::new(A2aSettings {
             cluster: cluster.handle(),
             front_door: config.front_door.clone().unwrap_or_else(no_front_door),
             public_url: public_url.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             most_open: config.limits.open_tasks_per_principal,
+            auth: Arc::clone(&auth),
+            push: config.push.clone(),
+            card_signer: card_signer(config),
             stopping: stopping.clone(),
         });
+        let sign_ins = SignIns::new(cluster.handle(), config.auth.device_grant, public_url.clone());
+        settings.auth.attach(Arc::clone(&sign_ins) as Arc<dyn Sessions>);
         let api = Arc::new(Api {
             cluster: cluster.handle(),
             mesh: Mutex::new(None),
             public_url,
+            auth,
             ready: AtomicBool::new(false),
+            sign_ins: Arc::clone(&sign_ins),
         });
-        let public = a2a::router(Arc::clone(&settings), Door::Public).merge(api::router(Arc::clone(&api)));
+        let for_all = a2a::router(Arc::clone(&settings), Door::Public).merge(api::router(Arc::clone(&api)));
+        let public = for_all
+            .clone()
+            .merge(sign_ins.routes())
+            .layer(middleware::from_fn_with_state(Arc::clone(&sign_ins), sign_in::guard));
         let peer = a2a::router(settings, Door::Peer).merge(cluster.peer_routes());
         let tls = PeerTls::new(cluster.peer_tls());
         let address =
             |port: &TcpListener| port.local_addr().map_or_else(|error| error.to_string(), |at| at.to_string());
         tracing::info!(http = address(&ports.http), peer = address(&ports.peer), "listening");
-        let serving = vec![
-            tokio::spawn(listener::serve(ports.http, listener::Plain, public, close.clone())),
+        let serving_public = match public_tls {
+            Some(tls) => tokio::spawn(listener::serve(ports.http, tls, public, close.clone())),
+            None => tokio::spawn(listener::serve(ports.http, listener::Plain, public, close.clone())),
+        };
+        let mut serving = vec![
+            serving_public,
             tokio::spawn(listener::serve(ports.peer, tls, peer, close.clone())),
+            tokio::spawn(sign_ins.watch(close.clone())),
         ];
-        Self { api, stopping, close, serving }
+        if let Some(door) = ports.unix {
+            serving.push(tokio::spawn(unix::serve(door, for_all, close.clone())));
+        }
+        Ok(Self { api, stopping, close, serving })
     }
 
     /// Stops in the reverse order of the start; every step has a limit.
@@ -304,7 +360,10 @@ fn no_front_door() -> AgentName {
 /// Starts the mesh and registers; from then on this node takes work.
 async fn start_mesh(config: &NodeConfig, handle: &ClusterHandle, api: &Api) -> Result<(), CliError> {
     let agents = Mesh::agent_specs(&config.mesh);
-    let mesh = Mesh::start(config.mesh.clone(), handle.clone()).await.map_err(CliError::other)?;
+    let public_url = api.public_url.clone();
+    let push = config.push.clone().map(|policy| PushConfig { policy, public_url });
+    let mesh = MeshConfig { push, ..config.mesh.clone() };
+    let mesh = Mesh::start(mesh, handle.clone()).await.map_err(CliError::other)?;
     *api.mesh.lock().await = Some(mesh);
     let registration = Registration { capacity: config.mesh.permits, agents, labels: config.node.labels.clone() };
     register(handle, registration).await?;

@@ -3,5 +3,6 @@
 
 mod configuration;
 mod disk;
+mod load;
 mod quorum;
 mod requests;

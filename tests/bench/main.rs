@@ -55,6 +55,17 @@ async fn a_delegation_that_leaves_its_node_is_timed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn messages_and_cards_of_one_node_in_memory_are_measured() {
+    let rows = rows(&["a2a", "--clients", "2", "--seconds", "1", "--rounds", "1"]).await;
+    let benches: Vec<&str> = rows.iter().map(|row| row["bench"].as_str().unwrap()).collect();
+    assert_eq!(benches, ["a2a message", "a2a card", "a2a card, 304"]);
+    for row in &rows {
+        assert_eq!((&row["subject"], &row["failed"]), (&"towline".into(), &0.into()), "{row}");
+        assert!(row["cpu_us"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_soak_tells_what_each_node_holds_over_time() {
     let rows = rows(&["soak", "--clients", "2", "--seconds", "3"]).await;
     assert_eq!((&rows[0]["bench"], &rows[0]["failed"]), (&"soak".into(), &0.into()), "{rows:?}");

@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 use towline_tests::{Cluster, Plan, TestNode, eventually, run_cli, within};
 
 const MESH: &str = "models:\n  default: { provider: scripted }\n";
-const EXIT_OTHER: i32 = 1;
+const EXIT_USAGE: i32 = 2;
 const EXIT_UNREACHABLE: i32 = 3;
 const EXIT_AUTH: i32 = 4;
 
@@ -28,7 +28,7 @@ async fn each_mistake_of_a_join_is_said_and_spends_nothing() {
         (right.clone(), &client_port, &token, EXIT_AUTH, "use node.listen.peer of a member"),
         (right.clone(), &nobody, &token, EXIT_UNREACHABLE, "cannot join yet, trying for 5 s"),
         (right.clone(), &nobody, &token, EXIT_UNREACHABLE, "Connection refused"),
-        (right.clone(), &"10.0.0.1".to_owned(), &token, EXIT_OTHER, "must be HOST:PORT"),
+        (right.clone(), &"10.0.0.1".to_owned(), &token, EXIT_USAGE, "write HOST:PORT"),
     ] {
         fs::write(node.config(), config).unwrap();
         node.start(Some((address, token)));

@@ -11,5 +11,6 @@ mod membership;
 mod node_death;
 mod removal;
 mod restart;
+mod signing_in;
 mod upgrade;
 mod workers;

@@ -79,9 +79,38 @@ async fn the_leader_can_be_removed_and_a_dead_voter_makes_room_but_the_last_quor
     assert_eq!(cluster.node_mut(last).ended().await, Some(1));
     let ran = run_cli(["cluster", "remove", &next.to_string(), "--server", &url]).await;
     assert_eq!(ran.code, 1, "{}", ran.said());
-    assert!(ran.stderr.contains("only 0 of 0 voters would be up"), "{}", ran.said());
+    assert!(ran.stderr.contains("is the last voter: join or promote another first"), "{}", ran.said());
     let spoken = cluster.node(next).agent("speaker").send(text_message("m-2", "speak")).await.unwrap();
     assert_eq!(state_of(&spoken), "TASK_STATE_COMPLETED");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_was_away_when_it_was_removed_ends_also_if_the_leader_that_it_knew_is_gone() {
+    let model = FakeModel::start(|_| Answer::say("spoken")).await;
+    let mut cluster = Cluster::start(Plan::three(model.config() + SPEAKER)).await;
+    let leader = cluster.leader().await;
+    let away = cluster.another_than(&[leader]).id;
+    let stays = cluster.another_than(&[leader, away]).id;
+    cluster.kill(away).await;
+    let asked = cluster.node(leader).url.clone();
+    let ran = run_cli(["cluster", "remove", &away.to_string(), "--server", &asked]).await;
+    assert_eq!(ran.code, 0, "{}", ran.said());
+    for id in [leader, stays] {
+        eventually("the end of the change of the membership", async || {
+            let status = cluster.node(id).operator("cluster").await?;
+            let gone = status["members"].as_array()?.iter().all(|member| member["id"] != away);
+            // Nothing of it is under way: neither in what is appended here nor in what is applied.
+            (gone && status["quorum"] == *"2 voters, quorum 2, can lose 0 more").then_some(())
+        })
+        .await;
+    }
+
+    cluster.kill(leader).await;
+    cluster.node_mut(away).start(None);
+
+    assert_eq!(cluster.node_mut(away).ended().await, Some(1));
+    let said = cluster.node(away).log_text();
+    assert!(said.contains(&format!("node {away} was removed from this cluster")), "{said}");
 }
 
 /// Speaks A2A with an agent on the peer listener of a node, with the certificate in a data folder.

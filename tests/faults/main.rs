@@ -1,7 +1,12 @@
 //! What the outside world does to an agent: models, MCP servers and peers that fail in the middle.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod abroad;
 mod in_doubt;
 mod mcp_server;
 mod model;
 mod peer;
+mod push;
+mod push_urls;
+mod reports;
+mod trifecta;

@@ -31,7 +31,12 @@ pub const TARGETS: &[Target] = &[
     Target { name: "a2a_http_request", run: towline::fuzz::a2a_http_request },
     Target { name: "a2a_answer", run: towline::fuzz::a2a_answer },
     Target { name: "event_stream", run: event_stream },
+    Target { name: "signed_token", run: towline::fuzz::signed_token },
+    Target { name: "key_set", run: towline::fuzz::key_set },
+    Target { name: "client_certificate", run: towline::fuzz::client_certificate },
+    Target { name: "caller_headers", run: towline::fuzz::caller_headers },
     Target { name: "configuration", run: towline::fuzz::configuration },
+    Target { name: "push_url", run: towline::fuzz::push_url },
 ];
 
 /// What a peer streams: server-sent events.

@@ -107,7 +107,7 @@ async fn check(data: PathBuf) {
     let handle = cluster.handle();
     let held = handle.read(|state| {
         let tasks = (0..=u8::MAX).flat_map(|shard| state.tasks_in(VShard(shard)));
-        tasks.map(|task| task.id).chain(state.stubs().map(|(task, _)| task)).collect::<Vec<TaskId>>()
+        tasks.map(|task| task.id).chain(state.archived_behind(None)).collect::<Vec<TaskId>>()
     });
     for task in held.await.unwrap() {
         assert_eq!(handle.local_task(task).await.unwrap().unwrap().id, task);

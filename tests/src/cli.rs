@@ -42,6 +42,8 @@ pub async fn run_cli_in<S: AsRef<std::ffi::OsStr>>(folder: &Path, arguments: imp
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TOWLINE_")) {
         command.env_remove(name);
     }
+    // Whoever runs the tests may be signed in somewhere.
+    command.env("TOWLINE_CONFIG_DIR", folder.join("user-config"));
     let output = tokio::time::timeout(LIMIT, command.output()).await.expect("the command ends in time").unwrap();
     Ran {
         code: output.status.code().unwrap_or(-1),

@@ -23,6 +23,8 @@ pub enum PeerScript {
     Completes,
     /// It works, sends one chunk, and the whole process is gone: streams break and nothing listens any more.
     DiesInTheMiddle,
+    /// It works, and its stream ends in the middle; the work goes on, and is done when it is looked at.
+    CutsTheStream,
     /// It works, and then asks its client which colour.
     Asks,
 }
@@ -119,7 +121,7 @@ async fn rpc(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     let context = shared.context.lock().unwrap().clone();
     let state = match shared.script {
         PeerScript::Asks => "TASK_STATE_INPUT_REQUIRED",
-        PeerScript::Completes | PeerScript::DiesInTheMiddle => "TASK_STATE_COMPLETED",
+        PeerScript::Completes | PeerScript::DiesInTheMiddle | PeerScript::CutsTheStream => "TASK_STATE_COMPLETED",
     };
     let id = request["id"].clone();
     match method.as_str() {
@@ -157,7 +159,7 @@ fn stream(shared: Arc<Shared>, id: Value, context: Value) -> Response {
             "artifact": { "artifactId": "a", "parts": [{ "text": "the peer is done" }] } } });
         let events = match shared.script {
             PeerScript::Completes => vec![working, artifact, status("TASK_STATE_COMPLETED")],
-            PeerScript::DiesInTheMiddle => vec![working, artifact],
+            PeerScript::DiesInTheMiddle | PeerScript::CutsTheStream => vec![working, artifact],
             PeerScript::Asks => vec![working, status("TASK_STATE_INPUT_REQUIRED")],
         };
         for event in events {

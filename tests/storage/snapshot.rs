@@ -1,9 +1,10 @@
 //! A running cluster is saved in a file, and a new cluster begins with it.
 
+use serde_json::json;
 use std::fs;
 use towline_tests::{
-    Answer, Cluster, FakeModel, Gate, Observer, Plan, TestNode, eventually, http_client, run_cli, state_of,
-    text_message,
+    Answer, Cluster, FakeModel, Gate, Observer, Plan, TestNode, eventually, http_client, run_cli, scripted_mcp,
+    state_of, text_message,
 };
 
 const SPEAKER: &str = "agents:\n  - { name: speaker, description: S., instruction: S., replicas: all }\n";
@@ -76,6 +77,59 @@ async fn a_new_cluster_goes_on_with_what_was_saved_in_another() {
     first.start(None);
     first.ready().await;
     assert_eq!(first.agent("speaker").get(&running).await.unwrap(), read, "also after a restart");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_was_made_after_the_save_is_not_made_again_in_the_restored_cluster_unless_a_person_says_so() {
+    let saved_now = Gate::closed();
+    let gate = saved_now.clone();
+    let model = FakeModel::start(move |chat| match chat.results.last() {
+        None => Answer::new().words(&["I send. "]).wait(&gate).call("srv__send_once", &json!({ "text": "the letter" })),
+        Some(result) => Answer::say(result.clone()),
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let calls = folder.path().join("calls");
+    let noted = || fs::read_to_string(&calls).unwrap_or_default().lines().count();
+    let mesh = model.config()
+        + &format!(
+            "mcp:\n  servers:\n    - {{ name: srv, transport: stdio, command: [{:?}, {calls:?}], timeout: 300s, on_adoption: {{ \"*\": ask }} }}\nagents:\n  - {{ name: sender, description: Sends., instruction: Send., tools: [\"srv.*\"] }}\n",
+            scripted_mcp()
+        );
+    let mut old = Cluster::start(Plan::one(mesh.clone())).await;
+    let task = old.nodes[0].agent("sender").send_async(text_message("m-1", "send it")).await.unwrap();
+    let task = task["id"].as_str().unwrap().to_owned();
+    Observer::subscribe(old.nodes[0].agent("sender").endpoint(), &task, Some(0)).saw(3).await;
+    let file = old.folder().join("saved.towline");
+    let saved = run_cli(["cluster", "snapshot", "save", file.to_str().unwrap(), "--server", &old.nodes[0].url]).await;
+    assert_eq!(saved.code, 0, "{saved:?}");
+    saved_now.open();
+    eventually("the call", async || (noted() == 1).then_some(())).await;
+    let id = old.nodes[0].id;
+    old.kill(id).await;
+
+    let mut first = TestNode::new(old.folder(), "first", 8, &mesh);
+    let home = first.home.to_str().unwrap();
+    let restore = ["cluster", "snapshot", "restore", file.to_str().unwrap(), "--name", "test", "--dir", home];
+    let restored = run_cli(restore).await;
+    assert_eq!(restored.code, 0, "{restored:?}");
+    first.start(None);
+    first.ready().await;
+
+    let sender = first.agent("sender");
+    let asked = eventually("the question", async || {
+        Some(sender.get(&task).await.unwrap()).filter(|task| state_of(task) == "TASK_STATE_INPUT_REQUIRED")
+    })
+    .await;
+    let question = asked["status"]["message"]["parts"][0]["text"].as_str().unwrap();
+    assert!(question.contains("after it was saved") && question.contains("send_once"), "{question}");
+    assert_eq!(noted(), 1, "nothing was sent again");
+
+    let mut verdict = text_message("m-2", "done it was sent");
+    verdict["taskId"] = json!(task);
+    let done = sender.send(verdict).await.unwrap();
+    assert_eq!(state_of(&done), "TASK_STATE_COMPLETED", "{done}");
+    assert_eq!(noted(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,22 +1,26 @@
-//! Follows a delegation to a configured peer outside of this mesh. Nothing is sent twice unless the peer is configured as
-//! idempotent: what may have been sent is looked up by its context, and what cannot be found is in doubt.
+//! Follows a delegation to a peer outside of this mesh, over whichever of its URLs answers.
+//!
+//! Nothing is sent twice unless the peer is said to be idempotent: what may have been sent is looked up by its context, at
+//! every URL, and what cannot be found is in doubt. A task that is known is followed at any URL that knows it.
 
 use futures::StreamExt;
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 use towline_a2a::{A2aClient, ClientError, EventStream, ListQuery, RemoteTask, SendOptions, SendReply, StreamEvent};
-use towline_core::{Message, Outcome, TraceContext};
+use towline_core::{Handover, Message, Outcome, TraceContext};
 use towline_trace::{Kind, Span, names};
 
-use super::{BackOff, Job, Look, News, Trouble, answer_message, look, outcome, question, trouble};
-use crate::{config::PeerConfig, shared::Shared};
+use super::{
+    BackOff, Chunk, Job, Look, News, Trouble, answer_message, asks, outcome, sent, shown::Shown, trouble, what_of,
+};
+use crate::{config::PeerConfig, shared::Shared, task_run::ON_BEHALF_OF_KEY};
 
-/// Wait before the peer is dialled again.
+/// Wait before the peer is dialled again, once none of its URLs answered.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 
 /// Longest wait between two dials.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// Failures in a row after which the peer counts as gone: about half a minute.
+/// Rounds over all URLs after which the peer counts as gone: about half a minute.
 const MAX_FAILURES: u32 = 8;
 
 /// Wait between two looks at a task of a peer that does not stream.
@@ -33,295 +37,415 @@ struct Child {
     answered: bool,
     /// Whether the message may have reached the peer.
     maybe_sent: bool,
+    shown: Shown,
+}
+
+/// Why following stops at one URL.
+enum Stop {
+    Trouble(Trouble),
+    /// It answers, and knows nothing of the task or the message.
+    Absent,
+}
+
+impl From<Trouble> for Stop {
+    fn from(trouble: Trouble) -> Self {
+        Stop::Trouble(trouble)
+    }
+}
+
+/// A delegation, and what it is followed with.
+struct Following<'a, T> {
+    job: &'a Job,
+    shared: &'a Shared,
+    peer: &'a PeerConfig,
+    /// The message as this peer is sent it.
+    message: Message,
+    child: Child,
+    tell: &'a T,
 }
 
 /// Follows the peer's task until it has ended.
-pub(super) async fn follow(job: &Job, shared: &Shared, tell: &impl Fn(News)) -> News {
-    let Some(peer) = shared.config.peers.iter().find(|peer| peer.name == job.target) else {
-        return failed("unknown_agent", format!("peer {} is not configured on this node", job.target));
+pub(super) async fn follow<T: Fn(News)>(job: &Job, shared: &Shared, tell: &T) -> News {
+    let peer = match shared.peer(&job.target) {
+        Ok(Some(peer)) => peer,
+        Ok(None) => return failed("unknown_agent", format!("peer {} is not known on this node", job.target)),
+        Err(why) => return failed("no_credentials", format!("delegate to {}: {why}", job.target)),
     };
-    let mut child = Child {
+    let child = Child {
         task: job.peer_task.clone(),
         last_event: None,
         asks: false,
         answered: job.answer.is_none(),
         maybe_sent: job.attempt > 1 && !job.may_repeat,
+        shown: Shown::default(),
     };
-    let mut pause = BackOff::new(FIRST_WAIT, LONGEST_WAIT);
-    loop {
-        if !shared.cluster.may_act() {
-            tokio::time::sleep(FIRST_WAIT).await;
-            continue;
-        }
-        let before = (child.task.clone(), child.last_event);
-        let trouble = match attach(job, shared, peer, &mut child, tell).await {
-            Ok(news) => return news,
-            Err(trouble) => trouble,
-        };
-        if before != (child.task.clone(), child.last_event) {
-            pause.reset();
-        }
-        match trouble {
-            Trouble::Final(outcome) => return News::Ended(outcome),
-            Trouble::Passing { error, .. } if pause.failures >= MAX_FAILURES => {
-                let message = format!("delegate to {} at {}: {error} ({MAX_FAILURES} tries)", peer.name, peer.url);
-                return if child.maybe_sent && child.task.is_none() && !peer.idempotent {
-                    News::InDoubt(message)
-                } else {
-                    failed("unreachable", message)
-                };
-            }
-            Trouble::Passing { error, at_least } => {
-                tracing::info!(task = %job.task, step = job.step.0, peer = peer.name, %error, "peer is dialled again");
-                pause.wait(at_least).await;
-            }
-        }
+    let mut message = job.message.clone();
+    if !peer.tell_principal {
+        message.metadata.remove(ON_BEHALF_OF_KEY);
     }
+    tell(News::Outside(format!("result of peer {}", peer.name)));
+    Box::pin(Following { job, shared, peer: &peer, message, child, tell }.until_the_end()).await
 }
 
-/// Tells the peer that its task is no longer wanted.
+/// Tells the peer that its task is no longer wanted, at the first URL that takes it.
 pub(super) async fn cancel(target: &str, shared: &Shared, task: &str, trace: &TraceContext) -> Result<(), ClientError> {
-    let Some(peer) = shared.config.peers.iter().find(|peer| peer.name == target) else { return Ok(()) };
-    let Ok(client) = client(shared, peer, &peer.url) else { return Ok(()) };
-    let (client, _) = endpoint(client, shared, peer).await;
-    client.cancel_task(task, Some(trace)).await.map(|_| ())
+    let Ok(Some(peer)) = shared.peer(target) else { return Ok(()) };
+    let mut canceled = Ok(());
+    for url in &peer.urls {
+        let Ok((client, _)) = endpoint(shared, &peer, url).await else { continue };
+        canceled = client.cancel_task(task, Some(trace)).await.map(|_| ());
+        if canceled.is_ok() {
+            break;
+        }
+    }
+    canceled
 }
 
 fn failed(error_type: &str, message: String) -> News {
     News::Ended(Outcome::Failed { error_type: error_type.to_owned(), message })
 }
 
-async fn attach(
-    job: &Job,
-    shared: &Shared,
-    peer: &PeerConfig,
-    child: &mut Child,
-    tell: &impl Fn(News),
-) -> Result<News, Trouble> {
-    let base = client(shared, peer, &peer.url)?;
-    let (client, streams) = endpoint(base, shared, peer).await;
-    if child.task.is_none() && child.maybe_sent {
-        if let Some(found) = find(job, &client).await? {
-            know(child, &found, tell);
-        } else if !peer.idempotent {
-            return Ok(News::InDoubt(format!(
-                "the message to {} may have been sent, and no task of it is found",
-                peer.name
-            )));
-        }
-    }
-    if streams {
-        follow_stream(job, &client, child, tell).await
-    } else {
-        follow_polling(job, &client, child, tell).await
-    }
-}
-
-fn client(shared: &Shared, peer: &PeerConfig, endpoint: &str) -> Result<A2aClient, Trouble> {
-    let client = A2aClient::new(shared.http.clone(), endpoint);
-    let Some(bearer) = &peer.bearer else { return Ok(client) };
-    client.with_header("authorization", &format!("Bearer {}", bearer.expose())).map_err(|error| {
-        Trouble::Final(Outcome::Failed {
-            error_type: "internal".to_owned(),
-            message: format!("delegate to {}: {error}", peer.name),
-        })
-    })
-}
-
-/// The client of the endpoint that the card names, if it is on the configured host; else of the configured URL. And
-/// whether the peer streams.
-async fn endpoint(base: A2aClient, shared: &Shared, peer: &PeerConfig) -> (A2aClient, bool) {
-    let card = match base.card(&peer.url).await {
+/// A client of the peer at one of its URLs, by the terms of the card there, and whether the peer streams. Who shows no card is
+/// spoken to over JSON-RPC at the URL itself.
+async fn endpoint(shared: &Shared, peer: &PeerConfig, url: &str) -> Result<(A2aClient, bool), Trouble> {
+    let last = |error_type: &str, message: String| {
+        let message = format!("delegate to {}: {message}", peer.name);
+        Trouble::Final(Outcome::Failed { error_type: error_type.to_owned(), message })
+    };
+    let internal = |message| last("internal", message);
+    let card = match shared.cards.read(&shared.dialler, peer, url).await {
         Ok(card) => card,
+        Err(error) if error.is_transient() => return Err(trouble(&peer.name, error)),
+        Err(error @ ClientError::Auth { .. }) => return Err(trouble(&peer.name, error)),
         Err(error) => {
-            tracing::debug!(peer = peer.name, %error, "peer shows no card");
-            return (base, false);
+            tracing::debug!(peer = peer.name, url, %error, "peer shows no card");
+            return Ok((shared.dialler.bare(peer, url).map_err(internal)?, false));
         }
     };
-    let named = card.jsonrpc_url.filter(|url| same_host(url, &peer.url));
-    let client = named.and_then(|url| client(shared, peer, &url).ok()).unwrap_or(base);
-    (client, card.streaming)
+    let terms = card.terms(url, peer.bearer.is_some()).map_err(|refused| last("terms_refused", refused.to_string()))?;
+    let streams = terms.streams;
+    Ok((shared.dialler.by_terms(peer, terms).map_err(internal)?, streams))
 }
 
-/// Whether both URLs lead to the same scheme, host and port. A card never redirects a call, and a credential, elsewhere.
-fn same_host(named: &str, configured: &str) -> bool {
-    match (reqwest::Url::parse(named), reqwest::Url::parse(configured)) {
-        (Ok(named), Ok(configured)) => named.origin() == configured.origin(),
-        (Ok(_), Err(_)) | (Err(_), Ok(_) | Err(_)) => false,
-    }
-}
-
-/// The task that an earlier attempt may have made: the context is unique to the step.
-async fn find(job: &Job, client: &A2aClient) -> Result<Option<RemoteTask>, Trouble> {
-    let query = ListQuery {
-        context_id: job.message.context_id.as_ref().map(ToString::to_string),
-        page_size: Some(1),
-        ..ListQuery::default()
-    };
-    match client.list_tasks(&query, Some(&job.trace)).await {
-        Ok(page) => Ok(page.tasks.into_iter().find(|task| Some(&task.context_id) == query.context_id.as_ref())),
-        // A peer that cannot list cannot be asked.
-        Err(ClientError::Protocol { .. }) => Ok(None),
-        Err(error) => Err(trouble(&job.target, error)),
-    }
-}
-
-fn know(child: &mut Child, task: &RemoteTask, tell: &impl Fn(News)) {
-    if child.task.as_ref() != Some(&task.id) {
-        child.task = Some(task.id.clone());
-        tell(News::PeerTask { task: task.id.clone(), node: None });
-    }
-}
-
-async fn follow_stream(
-    job: &Job,
-    client: &A2aClient,
-    child: &mut Child,
-    tell: &impl Fn(News),
-) -> Result<News, Trouble> {
-    let mut events = open_stream(job, client, child).await?;
-    while let Some(item) = events.next().await {
-        let item = item.map_err(|error| trouble(&job.target, error))?;
-        child.last_event = item.id.or(child.last_event);
-        let state = match &item.event {
-            StreamEvent::Task(task) => {
-                know(child, task, tell);
-                task.state
+impl<T: Fn(News)> Following<'_, T> {
+    async fn until_the_end(mut self) -> News {
+        let peer = self.peer;
+        let mut pause = BackOff::new(FIRST_WAIT, LONGEST_WAIT);
+        let (mut at, mut tried) = (0, 0);
+        // URLs that answered and know nothing of it.
+        let mut absent: BTreeSet<usize> = BTreeSet::new();
+        let mut may_send_again = peer.idempotent;
+        loop {
+            if !self.shared.cluster.may_act() {
+                tokio::time::sleep(FIRST_WAIT).await;
+                continue;
             }
-            StreamEvent::Status { state, .. } => *state,
-            StreamEvent::Artifact { .. } => continue,
-            StreamEvent::Message(message) => return Ok(answered(message)),
+            let before = (self.child.task.clone(), self.child.last_event);
+            let url = &peer.urls[at];
+            let stop = match self.attach(url).await {
+                Ok(news) => return news,
+                Err(stop) => stop,
+            };
+            if before != (self.child.task.clone(), self.child.last_event) {
+                pause.reset();
+                absent.clear();
+                tried = 0;
+            }
+            let (why, at_least) = match stop {
+                Stop::Trouble(Trouble::Final(outcome)) => return News::Ended(outcome),
+                Stop::Trouble(Trouble::Passing { error, at_least }) => {
+                    self.shared.cards.forget(url);
+                    (error.to_string(), at_least)
+                }
+                Stop::Absent => {
+                    absent.insert(at);
+                    (format!("{url} does not know the task"), None)
+                }
+            };
+            let is_over = pause.failures >= MAX_FAILURES;
+            let is_nowhere = absent.len() == peer.urls.len();
+            if is_nowhere || (is_over && !absent.is_empty()) {
+                if !may_send_again {
+                    return self.gone(&why, is_nowhere);
+                }
+                tracing::info!(task = %self.job.task, peer = peer.name, "peer has lost the task: it is sent again");
+                may_send_again = false;
+                (self.child.task, self.child.last_event, self.child.maybe_sent) = (None, None, false);
+                absent.clear();
+                pause.reset();
+                tried = 0;
+                continue;
+            }
+            if is_over {
+                return self.gone(&why, false);
+            }
+            tracing::info!(task = %self.job.task, step = self.job.step.0, peer = peer.name, url, why, "peer is dialled again");
+            tried += 1;
+            at = (at + 1) % peer.urls.len();
+            if tried % peer.urls.len() == 0 {
+                pause.wait(at_least).await;
+            }
+        }
+    }
+
+    /// What is left to say when the peer, or its task, is not found any more.
+    fn gone(&self, why: &str, is_nowhere: bool) -> News {
+        let name = &self.peer.name;
+        let at = self.peer.urls.join(", ");
+        match &self.child.task {
+            Some(task) if is_nowhere => {
+                failed("task_lost", format!("delegate to {name} at {at}: it no longer knows its task {task}"))
+            }
+            None if is_nowhere => {
+                News::InDoubt(format!("the message to {name} may have been sent, and no task of it is found"))
+            }
+            None if self.child.maybe_sent && !self.peer.idempotent => {
+                News::InDoubt(format!("delegate to {name} at {at}: {why} ({MAX_FAILURES} tries)"))
+            }
+            Some(_) | None => {
+                failed("unreachable", format!("delegate to {name} at {at}: {why} ({MAX_FAILURES} tries)"))
+            }
+        }
+    }
+
+    async fn attach(&mut self, url: &str) -> Result<News, Stop> {
+        let (client, streams) = endpoint(self.shared, self.peer, url).await?;
+        if self.child.task.is_none() && self.child.maybe_sent {
+            match self.find(&client).await? {
+                Some(found) => self.know(&found),
+                None => return Err(Stop::Absent),
+            }
+        }
+        if let Some(task) = self.child.task.as_ref().filter(|_| self.job.handover == Handover::Send) {
+            return Ok(sent(&self.job.target, task));
+        }
+        if streams { self.follow_stream(&client).await } else { self.follow_polling(&client).await }
+    }
+
+    /// The task that an earlier attempt may have made: the context is unique to the step.
+    async fn find(&self, client: &A2aClient) -> Result<Option<RemoteTask>, Stop> {
+        let query = ListQuery {
+            context_id: self.message.context_id.as_ref().map(ToString::to_string),
+            page_size: Some(1),
+            ..ListQuery::default()
         };
-        if !state.is_terminal() && !state.is_interrupted() {
-            if std::mem::take(&mut child.asks) {
-                tell(News::GoesOn);
-            }
-            continue;
-        }
-        if let Some(end) = settle(job, client, child, tell).await? {
-            return Ok(end);
+        match client.list_tasks(&query, Some(&self.job.trace)).await {
+            Ok(page) => Ok(page.tasks.into_iter().find(|task| Some(&task.context_id) == query.context_id.as_ref())),
+            // A peer that cannot list cannot be asked.
+            Err(ClientError::Protocol { retry_after: None, .. } | ClientError::Http { .. }) => Ok(None),
+            Err(error) => Err(self.stop(error)),
         }
     }
-    match settle(job, client, child, tell).await? {
-        Some(end) => Ok(end),
-        // Streams of many peers end when a task waits for its client; from then on it is looked at.
-        None => poll(job, client, child, tell).await,
-    }
-}
 
-async fn open_stream(job: &Job, client: &A2aClient, child: &mut Child) -> Result<EventStream, Trouble> {
-    let Some(task) = child.task.clone() else {
-        let mut span = send_span(job, names::span::SEND_STREAMING_MESSAGE);
-        let sent = client.stream(&job.message, SendOptions::default(), Some(&job.trace)).await;
-        return sent.map_err(|error| not_sent(job, child, &mut span, error));
-    };
-    if let Some((message, options)) = answer(job, client, child, &task).await? {
-        let events = client.stream(&message, options, Some(&job.trace)).await;
-        child.answered = events.is_ok();
-        return events.map_err(|error| trouble(&job.target, error));
-    }
-    match client.subscribe(&task, child.last_event, Some(&job.trace)).await {
-        Err(error) if error.is_unsupported() => match look(client, &job.target, &task, &job.trace).await? {
-            Look::Ended(outcome) => Err(Trouble::Final(outcome)),
-            Look::Asks(_) | Look::Works => Err(trouble(&job.target, error)),
-        },
-        events => events.map_err(|error| trouble(&job.target, error)),
-    }
-}
-
-async fn follow_polling(
-    job: &Job,
-    client: &A2aClient,
-    child: &mut Child,
-    tell: &impl Fn(News),
-) -> Result<News, Trouble> {
-    let at_once = || SendOptions { return_immediately: true, ..SendOptions::default() };
-    let reply = match child.task.clone() {
-        None => {
-            let mut span = send_span(job, names::span::SEND_MESSAGE);
-            let sent = client.send(&job.message, at_once(), Some(&job.trace)).await;
-            Some(sent.map_err(|error| not_sent(job, child, &mut span, error))?)
+    fn know(&mut self, task: &RemoteTask) {
+        if self.child.task.as_ref() != Some(&task.id) {
+            self.child.task = Some(task.id.clone());
+            (self.tell)(News::PeerTask { task: task.id.clone(), node: None });
         }
-        Some(task) => match answer(job, client, child, &task).await? {
-            Some((message, options)) => {
-                let options = SendOptions { return_immediately: true, ..options };
-                let sent = client.send(&message, options, Some(&job.trace)).await;
-                child.answered = sent.is_ok();
-                Some(sent.map_err(|error| trouble(&job.target, error))?)
+    }
+
+    fn stop(&self, error: ClientError) -> Stop {
+        if self.child.task.is_some() && error.is_unknown_task() {
+            return Stop::Absent;
+        }
+        trouble(&self.job.target, error).into()
+    }
+
+    async fn follow_stream(&mut self, client: &A2aClient) -> Result<News, Stop> {
+        let mut events = match self.open_stream(client).await? {
+            Ok(events) => events,
+            Err(news) => return Ok(news),
+        };
+        while let Some(item) = events.next().await {
+            let item = item.map_err(|error| self.stop(error))?;
+            self.child.last_event = item.id.or(self.child.last_event);
+            let state = match item.event {
+                StreamEvent::Task(task) => {
+                    self.know(&task);
+                    if self.job.handover == Handover::Send {
+                        return Ok(sent(&self.job.target, &task.id));
+                    }
+                    if self.job.relays {
+                        self.child.shown.whole(&task.artifacts, self.tell);
+                    }
+                    task.state
+                }
+                StreamEvent::Status { state, .. } => state,
+                StreamEvent::Artifact { artifact_id, name, parts, append, last_chunk, .. } => {
+                    if self.job.relays {
+                        self.child.shown.chunk(Chunk { artifact_id, name, parts, append, last_chunk }, self.tell);
+                    }
+                    continue;
+                }
+                StreamEvent::Message(message) => return Ok(self.answered(&message)),
+            };
+            if !state.is_terminal() && !state.is_interrupted() {
+                if std::mem::take(&mut self.child.asks) {
+                    (self.tell)(News::GoesOn);
+                }
+                continue;
             }
-            None => None,
-        },
-    };
-    match reply {
-        Some(SendReply::Message(message)) => return Ok(answered(&message)),
-        Some(SendReply::Task(task)) => {
-            know(child, &task, tell);
-            if let Some(outcome) = outcome(&job.target, &task) {
-                return Ok(News::Ended(outcome));
+            if let Some(end) = self.settle(client).await? {
+                return Ok(end);
             }
         }
-        None => {}
-    }
-    poll(job, client, child, tell).await
-}
-
-async fn poll(job: &Job, client: &A2aClient, child: &mut Child, tell: &impl Fn(News)) -> Result<News, Trouble> {
-    let mut wait = FIRST_POLL;
-    loop {
-        if let Some(end) = settle(job, client, child, tell).await? {
-            return Ok(end);
+        if self.child.task.is_none() {
+            let source = "the stream ended before the peer named a task".into();
+            let error = ClientError::Broken { endpoint: client.endpoint().to_owned(), source };
+            return Err(Trouble::Passing { error, at_least: None }.into());
         }
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(LONGEST_POLL);
+        match self.settle(client).await? {
+            Some(end) => Ok(end),
+            // Streams of many peers end when a task waits for its client; from then on it is looked at.
+            None => self.poll(client).await,
+        }
     }
-}
 
-/// Asks the peer's task itself where it stands.
-async fn settle(
-    job: &Job,
-    client: &A2aClient,
-    child: &mut Child,
-    tell: &impl Fn(News),
-) -> Result<Option<News>, Trouble> {
-    let Some(task) = &child.task else { return Ok(None) };
-    match look(client, &job.target, task, &job.trace).await? {
-        Look::Ended(outcome) => return Ok(Some(News::Ended(outcome))),
-        Look::Works => {
-            if std::mem::take(&mut child.asks) {
-                tell(News::GoesOn);
+    /// Opens the stream of the peer's task; or says how it has ended.
+    async fn open_stream(&mut self, client: &A2aClient) -> Result<Result<EventStream, News>, Stop> {
+        let trace = Some(&self.job.trace);
+        let Some(task) = self.child.task.clone() else {
+            let mut span = send_span(self.job, names::span::SEND_STREAMING_MESSAGE);
+            return match client.stream(&self.message, SendOptions::default(), trace).await {
+                Ok(events) => {
+                    self.child.maybe_sent = true;
+                    Ok(Ok(events))
+                }
+                // A card may promise what its server does not do: nothing was begun then.
+                Err(error) if error.is_unsupported() => Ok(Err(self.follow_polling(client).await?)),
+                Err(error) => Err(self.not_sent(&mut span, error)),
+            };
+        };
+        if let Some((message, options)) = self.answer(client, &task).await? {
+            let events = client.stream(&message, options, trace).await;
+            self.child.answered = events.is_ok();
+            return events.map(Ok).map_err(|error| self.stop(error));
+        }
+        match client.subscribe(&task, self.child.last_event, trace).await {
+            // It has ended, or cannot be subscribed to: then it is looked at.
+            Err(error) if error.is_unsupported() => match self.settle(client).await? {
+                Some(end) => Ok(Err(end)),
+                None => Ok(Err(self.poll(client).await?)),
+            },
+            events => events.map(Ok).map_err(|error| self.stop(error)),
+        }
+    }
+
+    async fn follow_polling(&mut self, client: &A2aClient) -> Result<News, Stop> {
+        let trace = Some(&self.job.trace);
+        let at_once = |options| SendOptions { return_immediately: true, ..options };
+        let reply = match self.child.task.clone() {
+            None => {
+                let mut span = send_span(self.job, names::span::SEND_MESSAGE);
+                let sent = client.send(&self.message, at_once(SendOptions::default()), trace).await;
+                Some(sent.map_err(|error| self.not_sent(&mut span, error))?)
+            }
+            Some(task) => match self.answer(client, &task).await? {
+                Some((message, options)) => {
+                    let sent = client.send(&message, at_once(options), trace).await;
+                    self.child.answered = sent.is_ok();
+                    Some(sent.map_err(|error| self.stop(error))?)
+                }
+                None => None,
+            },
+        };
+        match reply {
+            Some(SendReply::Message(message)) => return Ok(self.answered(&message)),
+            Some(SendReply::Task(task)) => {
+                self.know(&task);
+                if self.job.handover == Handover::Send {
+                    return Ok(sent(&self.job.target, &task.id));
+                }
+                if let Some(outcome) = outcome(&self.job.target, &task) {
+                    return Ok(self.ended(outcome, &task));
+                }
+            }
+            None => {}
+        }
+        self.poll(client).await
+    }
+
+    async fn poll(&mut self, client: &A2aClient) -> Result<News, Stop> {
+        let mut wait = FIRST_POLL;
+        loop {
+            if let Some(end) = self.settle(client).await? {
+                return Ok(end);
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(LONGEST_POLL);
+        }
+    }
+
+    async fn look(&self, client: &A2aClient, task: &str) -> Result<Look, Stop> {
+        let found = client.get_task(task, Some(0), Some(&self.job.trace)).await;
+        Ok(what_of(&self.job.target, found.map_err(|error| self.stop(error))?))
+    }
+
+    /// Asks the peer's task itself where it stands.
+    async fn settle(&mut self, client: &A2aClient) -> Result<Option<News>, Stop> {
+        let Some(task) = self.child.task.clone() else { return Ok(None) };
+        match self.look(client, &task).await? {
+            Look::Ended(outcome, ended) => return Ok(Some(self.ended(outcome, &ended))),
+            Look::Works => {
+                if std::mem::take(&mut self.child.asks) {
+                    (self.tell)(News::GoesOn);
+                }
+            }
+            Look::Asks(task) => {
+                if !std::mem::replace(&mut self.child.asks, true) {
+                    (self.tell)(asks(&task));
+                }
             }
         }
-        Look::Asks(task) => {
-            if !std::mem::replace(&mut child.asks, true) {
-                tell(News::Asks(question(&task)));
+        Ok(None)
+    }
+
+    fn ended(&mut self, outcome: Outcome, task: &RemoteTask) -> News {
+        if !self.job.relays {
+            return News::Ended(outcome);
+        }
+        self.child.shown.whole(&task.artifacts, self.tell);
+        match outcome {
+            // What it made is in the artifacts.
+            Outcome::Returned { is_error: false, .. } => {
+                let content = task.status_text.clone().unwrap_or_default();
+                News::Ended(Outcome::Returned { content, is_error: false })
             }
+            outcome @ (Outcome::Returned { is_error: true, .. }
+            | Outcome::Answered(_)
+            | Outcome::Stored { .. }
+            | Outcome::Failed { .. }) => News::Ended(outcome),
         }
     }
-    Ok(None)
-}
 
-/// The client's answer for the peer's task, if the task still waits for it.
-async fn answer(
-    job: &Job,
-    client: &A2aClient,
-    child: &mut Child,
-    task: &str,
-) -> Result<Option<(Message, SendOptions)>, Trouble> {
-    let Some(answer) = job.answer.as_ref().filter(|_| !child.answered) else { return Ok(None) };
-    let Look::Asks(waiting) = look(client, &job.target, task, &job.trace).await? else {
-        child.answered = true;
-        return Ok(None);
-    };
-    let options = SendOptions {
-        task_id: Some(task.to_owned()),
-        context_id: Some(waiting.context_id.clone()),
-        ..SendOptions::default()
-    };
-    Ok(Some((answer_message(job, answer), options)))
-}
+    fn answered(&mut self, message: &Message) -> News {
+        if self.job.relays {
+            self.child.shown.answer(message, self.tell);
+        }
+        News::Ended(Outcome::Returned { content: super::cut(message.text()), is_error: false })
+    }
 
-fn answered(message: &Message) -> News {
-    News::Ended(Outcome::Returned { content: super::cut(message.text()), is_error: false })
+    /// The client's answer for the peer's task, if the task still waits for it.
+    async fn answer(&mut self, client: &A2aClient, task: &str) -> Result<Option<(Message, SendOptions)>, Stop> {
+        let Some(answer) = self.job.answer.as_ref().filter(|_| !self.child.answered) else { return Ok(None) };
+        let Look::Asks(waiting) = self.look(client, task).await? else {
+            self.child.answered = true;
+            return Ok(None);
+        };
+        let options = SendOptions {
+            task_id: Some(task.to_owned()),
+            context_id: Some(waiting.context_id.clone()),
+            ..SendOptions::default()
+        };
+        Ok(Some((answer_message(self.job, answer), options)))
+    }
+
+    /// A send that failed: from here on the peer may have the message, unless there was no connection.
+    fn not_sent(&mut self, span: &mut Span, error: ClientError) -> Stop {
+        span.fail("send_failed", &error.to_string());
+        self.child.maybe_sent |= matches!(error, ClientError::Broken { .. } | ClientError::Timeout { .. });
+        trouble(&self.job.target, error).into()
+    }
 }
 
 fn send_span(job: &Job, method: &'static str) -> Span {
@@ -329,25 +453,4 @@ fn send_span(job: &Job, method: &'static str) -> Span {
     span.set(names::A2A_METHOD_NAME, method);
     span.set(names::A2A_MESSAGE_ID, job.message.message_id.to_string());
     span
-}
-
-/// A send that failed: from here on the peer may have the message, unless there was no connection.
-fn not_sent(job: &Job, child: &mut Child, span: &mut Span, error: ClientError) -> Trouble {
-    span.fail("send_failed", &error.to_string());
-    child.maybe_sent |= matches!(error, ClientError::Broken { .. } | ClientError::Timeout { .. });
-    trouble(&job.target, error)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_card_does_not_redirect_a_call_to_another_host() {
-        assert!(same_host("https://legal.example/a2a", "https://legal.example"));
-        assert!(!same_host("https://evil.example/a2a", "https://legal.example"));
-        assert!(!same_host("http://legal.example/a2a", "https://legal.example"));
-        assert!(!same_host("https://legal.example:8443/", "https://legal.example/"));
-        assert!(!same_host("not a url", "https://legal.example"));
-    }
 }

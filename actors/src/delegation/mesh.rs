@@ -3,11 +3,11 @@
 
 use futures::StreamExt;
 use std::{collections::BTreeSet, time::Duration};
-use towline_a2a::{A2aClient, EventStream, SendOptions, StreamEvent};
-use towline_core::{NodeHealth, NodeId, State};
+use towline_a2a::{A2aClient, EventStream, OUTSIDE_INPUT_KEY, RemoteTask, SendOptions, StreamEvent};
+use towline_core::{Handover, NodeHealth, NodeId, Outcome, State};
 use towline_trace::{Kind, Span, names};
 
-use super::{BackOff, Job, Look, News, Trouble, answer_message, look, question, trouble};
+use super::{BackOff, Job, Look, News, Trouble, answer_message, asks, look, sent, trouble};
 use crate::{
     shared::{DialGuard, Shared},
     toolbox::agent_name,
@@ -105,7 +105,7 @@ async fn attach(
     let node = guard.node;
     let client = client(job, shared, node)?;
     let mut guard = Some(guard);
-    let mut events = open(job, &client, child).await?;
+    let mut events = open(job, &client, child, tell).await?;
     while let Some(item) = events.next().await {
         let item = item.map_err(|error| trouble(&job.target, error))?;
         child.last_event = item.id.or(child.last_event);
@@ -115,13 +115,16 @@ async fn attach(
                     child.task = Some(task.id.clone());
                     tell(News::PeerTask { task: task.id.clone(), node: Some(node) });
                 }
+                if job.handover == Handover::Send {
+                    return Ok(sent(&job.target, &task.id));
+                }
                 guard = None;
                 task.state
             }
             StreamEvent::Status { state, .. } => *state,
             StreamEvent::Artifact { .. } => continue,
             StreamEvent::Message(message) => {
-                return Ok(News::Ended(towline_core::Outcome::Returned { content: message.text(), is_error: false }));
+                return Ok(News::Ended(Outcome::Returned { content: message.text(), is_error: false }));
             }
         };
         if state.is_terminal() || state.is_interrupted() {
@@ -162,8 +165,7 @@ fn broken(job: &Job, client: &A2aClient) -> Trouble {
 }
 
 fn client(job: &Job, shared: &Shared, node: NodeId) -> Result<A2aClient, Trouble> {
-    let failed =
-        |message: String| Trouble::Final(towline_core::Outcome::Failed { error_type: "internal".to_owned(), message });
+    let failed = |message: String| Trouble::Final(Outcome::Failed { error_type: "internal".to_owned(), message });
     let Some(base) = shared.cluster.peer_url(node) else {
         return Err(failed(format!("delegate to {}: node {node} has no peer address", job.target)));
     };
@@ -175,7 +177,7 @@ fn client(job: &Job, shared: &Shared, node: NodeId) -> Result<A2aClient, Trouble
 }
 
 /// Opens the stream: by sending what is to be sent, or by subscribing behind the last event.
-async fn open(job: &Job, client: &A2aClient, child: &mut Child) -> Result<EventStream, Trouble> {
+async fn open(job: &Job, client: &A2aClient, child: &mut Child, tell: &impl Fn(News)) -> Result<EventStream, Trouble> {
     let refused = |error| trouble(&job.target, error);
     let Some(task) = child.task.clone() else {
         let mut span = Span::child(names::span::SEND_STREAMING_MESSAGE, Kind::Client, &job.trace);
@@ -196,11 +198,21 @@ async fn open(job: &Job, client: &A2aClient, child: &mut Child) -> Result<EventS
     match client.subscribe(&task, child.last_event, Some(&job.trace)).await {
         // The task has ended: what it came to is in the task.
         Err(error) if error.is_unsupported() => match look(client, &job.target, &task, &job.trace).await? {
-            Look::Ended(outcome) => Err(Trouble::Final(outcome)),
+            Look::Ended(outcome, ended) => {
+                tell_outside(job, &ended, tell);
+                Err(Trouble::Final(outcome))
+            }
             Look::Asks(_) | Look::Works => Err(refused(error)),
         },
         events => events.map_err(refused),
     }
+}
+
+/// Says that what the child comes to is outside input, if the child says so.
+fn tell_outside(job: &Job, ended: &RemoteTask, tell: &impl Fn(News)) {
+    let Some(reasons) = ended.metadata.get(OUTSIDE_INPUT_KEY) else { return };
+    let reason = reasons.get(0).and_then(|reason| reason.as_str()).unwrap_or("outside input");
+    tell(News::Outside(format!("result of agent {}: {reason}", job.target)));
 }
 
 /// Sends the client's answer if the child still waits for it; the same message is taken once.
@@ -236,7 +248,10 @@ async fn settle(
 ) -> Result<Option<News>, Trouble> {
     let Some(task) = &child.task else { return Ok(None) };
     match look(client, &job.target, task, &job.trace).await? {
-        Look::Ended(outcome) => Ok(Some(News::Ended(outcome))),
+        Look::Ended(outcome, ended) => {
+            tell_outside(job, &ended, tell);
+            Ok(Some(News::Ended(outcome)))
+        }
         Look::Works => {
             if std::mem::take(&mut child.asks) {
                 tell(News::GoesOn);
@@ -245,7 +260,7 @@ async fn settle(
         }
         Look::Asks(task) => {
             if !std::mem::replace(&mut child.asks, true) {
-                tell(News::Asks(question(&task)));
+                tell(asks(&task));
             }
             Ok(None)
         }

@@ -127,6 +127,7 @@ mod tests {
             trust_annotations: true,
             call_timeout: Duration::from_secs(1),
             required: false,
+            traits: crate::Traits::default(),
         }
     }
 

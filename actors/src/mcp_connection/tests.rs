@@ -130,6 +130,7 @@ fn config(transport: McpTransport) -> McpServerConfig {
         trust_annotations: true,
         call_timeout: Duration::from_secs(5),
         required: false,
+        traits: crate::Traits::default(),
     }
 }
 

@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, sync::Arc, time::Duration};
-use towline_core::{ToolCall, TraceContext, Usage};
+use towline_core::{Part, ToolCall, TraceContext, Usage};
 
 pub use bounded::Bounded;
 pub use genai::GenaiProvider;
@@ -96,6 +96,8 @@ pub struct ModelRequest {
     pub seed: String,
     /// The agent that asks.
     pub agent: String,
+    /// Id of the client's last message; empty where there is none.
+    pub message_id: String,
     /// The span of the model call; sent as `traceparent`.
     pub trace: Option<TraceContext>,
 }
@@ -160,10 +162,23 @@ pub enum Delta {
     Text(String),
     /// A complete tool call.
     Call(ToolCall),
+    /// Content that is no text of the answer: it becomes an artifact of the task.
+    Artifact(MadeArtifact),
+    /// The text is a plain reply and no result of work: a client that waits is answered with it as a message.
+    Reply,
     /// Tokens of the whole answer, when the provider says so.
     Usage(Usage),
     /// The answer is complete.
     End,
+}
+
+/// Content that a model makes beside its text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MadeArtifact {
+    /// What it is called.
+    pub name: Option<String>,
+    /// Its content; never empty.
+    pub parts: Vec<Part>,
 }
 
 /// A model call that failed.
@@ -211,6 +226,7 @@ mod tests {
             tools: Vec::new(),
             seed: "seed".into(),
             agent: "agent".into(),
+            message_id: "message".into(),
             trace: None,
         }
     }

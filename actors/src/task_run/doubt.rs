@@ -40,6 +40,18 @@ impl TaskRunState {
         }
     }
 
+    /// A task that was open when its cluster was saved may have made the call after that: under the same key, but a server need
+    /// not know it.
+    pub(super) fn doubt_if_restored(&mut self, no: StepNo) {
+        let Some(step) = self.view.step(no).filter(|_| self.view.restored) else { return };
+        let may_repeat = step.intent.on_adoption() == OnAdoption::Retry;
+        if matches!(step.intent, Intent::Tool { .. }) && !may_repeat {
+            let why = "this cluster began with a saved one, in which the call may have been made after it was saved";
+            self.close_span(no, "in_doubt", why);
+            self.doubtful.insert(no, why.to_owned());
+        }
+    }
+
     fn close_span(&mut self, no: StepNo, error_type: &str, message: &str) {
         self.running.remove(&no);
         if let Some(mut span) = self.step_spans.remove(&no) {
@@ -118,6 +130,7 @@ fn ended(word: OwnerWord) -> Option<(StepNo, Outcome)> {
         | OwnerWord::AskPerson { .. }
         | OwnerWord::Doubt { .. }
         | OwnerWord::Released
+        | OwnerWord::OutsideInput { .. }
         | OwnerWord::Finished { .. } => None,
     }
 }

@@ -24,6 +24,9 @@ impl TaskRunState {
             let unsaid = self.outbox.take_unsaid();
             self.testify_of(unsaid);
         }
+        if ended {
+            self.cancel_what_was_sent();
+        }
         let mut ends = Vec::new();
         for (step, running) in std::mem::take(&mut self.running) {
             match running.work {

@@ -133,10 +133,14 @@ fn holds(intent: &Intent, is_patient: bool) -> bool {
 /// What leaves nothing to move.
 fn ends_the_lease(next: &Next) -> bool {
     match next {
-        Next::Doubt(_) | Next::Ask(_) | Next::AskAgain(..) | Next::AskForPeer(..) | Next::Complete | Next::Fail(_) => {
-            true
-        }
-        Next::TakeUp { .. } | Next::Perform(_) | Next::Call(_) | Next::Wait | Next::Think => false,
+        Next::Doubt(_)
+        | Next::Ask(_)
+        | Next::AskAgain(..)
+        | Next::AskForPeer(..)
+        | Next::Complete
+        | Next::Fail(_)
+        | Next::Reject(_) => true,
+        Next::TakeUp { .. } | Next::Perform(_) | Next::Call(_) | Next::Wait | Next::Think | Next::Relay => false,
     }
 }
 
@@ -164,6 +168,7 @@ mod tests {
             message: Box::new(message("read it")),
             peer_task: peer_task.map(str::to_owned),
             on_adoption: OnAdoption::Ask,
+            handover: towline_core::Handover::Delegation,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use ractor::ActorCell;
 use std::time::Duration;
-use towline_core::{Intent, Metadata, ModelAnswer, Outcome, OwnerWord, Part, Step, StepNo, StepRecord, TaskState};
+use towline_core::{Intent, Metadata, ModelAnswer, Outcome, OwnerWord, Part, Step, StepNo, StepRecord};
 use towline_trace::{KeyValue, names};
 
 use super::{ANSWER, Phase, Running, TaskRunMsg, TaskRunState, Work, spans, tool_outcome};
@@ -10,7 +10,7 @@ use crate::{
     decision::{Next, with_distinct_ids},
     delegation::News,
     mcp_connection::{CallError, ToolResult},
-    model::ModelError,
+    model::{MadeArtifact, ModelError},
     thinking::{Piece, Progress},
 };
 
@@ -31,6 +31,8 @@ impl TaskRunState {
                     return;
                 }
             }
+            Progress::Artifact(number, artifact) => self.show_artifact(step, attempt, number, artifact),
+            Progress::Reply => self.replies = true,
             Progress::AskedAgain { attempt, error } => {
                 if let Some(span) = &mut self.turn {
                     span.event(
@@ -46,11 +48,29 @@ impl TaskRunState {
         self.pump();
     }
 
-    fn show(&mut self, step: StepNo, attempt: u32, piece: Piece) {
+    /// Content that a model makes beside its text is an artifact of its own.
+    fn show_artifact(&mut self, step: StepNo, attempt: u32, number: usize, artifact: MadeArtifact) {
+        let metadata = self.metadata_of_attempt(attempt);
+        self.outbox.push(OwnerWord::Chunk {
+            artifact_id: format!("step-{step}-made-{number}"),
+            name: artifact.name,
+            parts: artifact.parts,
+            append: false,
+            last_chunk: true,
+            metadata,
+        });
+    }
+
+    fn metadata_of_attempt(&self, attempt: u32) -> Metadata {
         let mut metadata = Metadata::from([("dev.towline/attempt".to_owned(), attempt.into())]);
         if self.is_simulated() {
             metadata.insert("simulated".to_owned(), true.into());
         }
+        metadata
+    }
+
+    fn show(&mut self, step: StepNo, attempt: u32, piece: Piece) {
+        let metadata = self.metadata_of_attempt(attempt);
         self.outbox.push(OwnerWord::Chunk {
             artifact_id: format!("step-{step}"),
             name: Some(ANSWER.to_owned()),
@@ -69,6 +89,9 @@ impl TaskRunState {
                     span.set(names::GEN_AI_USAGE_INPUT_TOKENS, spans::number(answer.usage.input));
                     span.set(names::GEN_AI_USAGE_OUTPUT_TOKENS, spans::number(answer.usage.output));
                 }
+                if self.replies && answer.calls.is_empty() {
+                    self.reply = Some(answer.text.clone());
+                }
                 Outcome::Answered(answer)
             }
             Err(error) => Outcome::Failed { error_type: error.error_type.into_owned(), message: error.message },
@@ -86,7 +109,7 @@ impl TaskRunState {
         let Some(ended) = journal.get_mut(step.0 as usize) else { return };
         ended.ended = Some(StepRecord { outcome, at: self.view.now });
         if self.decide_from(&journal) == Next::Complete {
-            self.finish(TaskState::Completed, None);
+            self.complete();
         }
     }
 
@@ -94,6 +117,7 @@ impl TaskRunState {
         match result {
             Err(error) if error.may_have_happened => self.call_lost(step, error),
             Ok(mut result) => {
+                self.note_untrusted(step);
                 self.show_files(step, std::mem::take(&mut result.files));
                 self.end_step(step, tool_outcome(Ok(result)));
             }
@@ -127,14 +151,23 @@ impl TaskRunState {
                     self.outbox.push(OwnerWord::PeerTask { step, peer_task: task });
                 }
             }
-            News::Asks(question) => {
+            News::Asks { question, auth } => {
                 self.asking.insert(step, question);
+                if auth {
+                    self.asking_auth.insert(step);
+                }
+            }
+            News::Artifact(chunk) => self.relay_chunk(*chunk),
+            News::Outside(reason) => {
+                self.outside.insert(step, reason);
             }
             News::GoesOn => {
                 self.asking.remove(&step);
+                self.asking_auth.remove(&step);
             }
             News::Ended(outcome) => {
                 self.let_go(step);
+                let outcome = self.taken_in(step, outcome);
                 self.end_step(step, outcome);
             }
             News::InDoubt(why) => {

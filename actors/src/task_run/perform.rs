@@ -28,7 +28,13 @@ impl TaskRunState {
             let work = match &step.intent {
                 Intent::Model { .. } => self.think(&step),
                 Intent::Tool { server, tool, arguments, .. } => self.call_tool(&step, server, tool, arguments),
-                Intent::Delegate { .. } => self.delegate(&step).await?,
+                Intent::Delegate { .. } => {
+                    if let Some(outcome) = self.refusal(&step) {
+                        self.end_step(*no, outcome);
+                        continue;
+                    }
+                    self.delegate(&step).await?
+                }
                 Intent::Ask { .. } | Intent::Refused { .. } => continue,
             };
             self.running.insert(*no, Running { attempt: step.attempt, work });
@@ -46,6 +52,7 @@ impl TaskRunState {
             tools: Vec::new(),
             seed: format!("{}/{}", self.id(), self.view.turn.number),
             agent: context.agent.name.to_string(),
+            message_id: self.view.last_message_of_client().map(ToString::to_string).unwrap_or_default(),
             trace: Some(step.span),
         };
         let read = (self.view.history.first().cloned(), self.view.journal.clone());
@@ -106,7 +113,13 @@ impl TaskRunState {
     }
 
     fn job(&self, step: &Step) -> Option<Job> {
-        let Intent::Delegate { target, own_mesh, message, peer_task, .. } = &step.intent else { return None };
+        let Intent::Delegate { target, own_mesh, message, peer_task, handover, .. } = &step.intent else {
+            return None;
+        };
+        let mut message = message.as_ref().clone();
+        if !own_mesh {
+            message.metadata.extend(self.told_to_peers());
+        }
         let answer = match &step.asked {
             Some(Asked::Answered(id)) => self.view.message(id).cloned(),
             Some(Asked::Waiting) | None => None,
@@ -117,7 +130,9 @@ impl TaskRunState {
             attempt: step.attempt,
             target: target.clone(),
             own_mesh: *own_mesh,
-            message: message.as_ref().clone(),
+            message,
+            handover: *handover,
+            relays: self.context.agent.relays,
             peer_task: peer_task.clone(),
             answer,
             may_repeat: self.may_repeat.contains(&step.no),

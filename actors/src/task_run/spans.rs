@@ -189,6 +189,8 @@ mod tests {
             history: vec![],
             journal,
             late_results: vec![],
+            outside_input: vec![],
+            restored: false,
             now: Timestamp(100),
         }
     }

@@ -1,7 +1,7 @@
 //! What a run reads of its task: all but the events and artifacts, which it never needs.
 
 use towline_core::{
-    Adoption, AgentName, ContextId, Epoch, LateResult, Lease, Message, MessageId, NodeId, Principal, State, Step,
+    Adoption, AgentName, ContextId, Epoch, LateResult, Lease, Message, MessageId, NodeId, Principal, Role, State, Step,
     StepNo, Task, TaskId, TaskState, Timestamp, TraceContext, Turn,
 };
 
@@ -21,6 +21,8 @@ pub(super) struct View {
     pub history: Vec<Message>,
     pub journal: Vec<Step>,
     pub late_results: Vec<LateResult>,
+    pub outside_input: Vec<String>,
+    pub restored: bool,
     /// The time of the last command that this node has applied.
     pub now: Timestamp,
 }
@@ -46,6 +48,8 @@ impl View {
             history: task.history.clone(),
             journal: task.journal.clone(),
             late_results: task.late_results.clone(),
+            outside_input: task.outside_input.clone(),
+            restored: task.restored,
             now,
         }
     }
@@ -63,6 +67,11 @@ impl View {
     /// A message of the history.
     pub(super) fn message(&self, id: &MessageId) -> Option<&Message> {
         self.history.iter().find(|message| message.message_id == *id)
+    }
+
+    /// Id of what the client said last.
+    pub(super) fn last_message_of_client(&self) -> Option<&MessageId> {
+        self.history.iter().rev().find(|message| message.role == Role::User).map(|message| &message.message_id)
     }
 
     /// Milliseconds until the caller gives up.

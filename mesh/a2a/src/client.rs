@@ -1,7 +1,11 @@
-//! A client of A2A 1.0 over JSON-RPC: what delegation and the command line speak.
+//! A client of A2A 1.0: what delegation and the command line speak. JSON-RPC, or another binding that a card prefers.
 //!
 //! Every call has a timeout and a bound on what it reads, and its error says whether the request may have reached the
 //! other side. It never sends anything twice by itself: its caller knows what a second attempt means.
+
+mod binding;
+mod grpc;
+mod rest;
 
 use std::time::Duration;
 
@@ -11,9 +15,11 @@ use serde_json::{Value, json};
 use towline_core::{Message, TaskState, TraceContext};
 
 use crate::{
-    EventStream, PROTOCOL_VERSION, RemoteTask, convert,
+    EventStream, IDLE_TIMEOUT, PROTOCOL_VERSION, RemoteTask, convert,
     errors::{RETRY_INFO_TYPE, reason},
 };
+
+pub use binding::{Binding, RemoteInterface, Terms, TermsRefused, card_from_wire};
 
 /// Limit of a call that the peer answers at once.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -29,6 +35,12 @@ const STREAM_HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// escapes of JSON.
 const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
 
+/// What JSON-RPC is declared as.
+const JSON: &str = "application/json";
+
+/// What bodies of HTTP+JSON are declared as.
+const A2A_JSON: &str = "application/a2a+json";
+
 /// Most bytes of an error page that is shown.
 const MAX_ERROR_TEXT: usize = 512;
 
@@ -41,6 +53,10 @@ pub struct A2aClient {
     http: reqwest::Client,
     endpoint: String,
     headers: HeaderMap,
+    binding: Binding,
+    tenant: Option<String>,
+    /// Limit of a call that is answered at once, and of the time to the head of a stream.
+    answers_within: Duration,
 }
 
 /// How a message is sent.
@@ -110,8 +126,14 @@ pub struct RemoteCard {
     pub streaming: bool,
     /// Id and description of each skill.
     pub skills: Vec<(String, String)>,
+    /// Tags of its skills.
+    pub tags: Vec<String>,
     /// Where it speaks A2A 1.x over JSON-RPC, if it does.
     pub jsonrpc_url: Option<String>,
+    /// All its interfaces, in its order of preference.
+    pub interfaces: Vec<RemoteInterface>,
+    /// URIs of the extensions without which it does not speak.
+    pub required_extensions: Vec<String>,
     /// The card as the peer wrote it.
     pub raw: Value,
 }
@@ -126,7 +148,7 @@ pub enum ClientError {
         endpoint: String,
         /// The cause.
         #[source]
-        source: reqwest::Error,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The connection broke after the request may have been sent: its outcome is unknown.
     #[error("connection to {endpoint} broke")]
@@ -235,7 +257,31 @@ pub struct InvalidHeader {
 impl A2aClient {
     /// A client of the agent behind `endpoint`, its JSON-RPC URL such as `http://127.0.0.1:7420/agents/reader`.
     pub fn new(http: reqwest::Client, endpoint: impl Into<String>) -> Self {
-        Self { http, endpoint: endpoint.into(), headers: HeaderMap::new() }
+        let binding = Binding::JsonRpc;
+        Self {
+            http,
+            endpoint: endpoint.into(),
+            headers: HeaderMap::new(),
+            binding,
+            tenant: None,
+            answers_within: CALL_TIMEOUT,
+        }
+    }
+
+    /// Speaks another binding; `tenant` is named by each request. Where gRPC is spoken to a plain `http` URL, the HTTP client
+    /// has to be one that speaks HTTP/2 without being asked.
+    #[must_use]
+    pub fn over(mut self, binding: Binding, tenant: Option<String>) -> Self {
+        self.binding = binding;
+        self.tenant = tenant;
+        self
+    }
+
+    /// Waits this long for an answer that is due at once, and for the head of a stream.
+    #[must_use]
+    pub fn answers_within(mut self, limit: Duration) -> Self {
+        self.answers_within = limit;
+        self
     }
 
     /// Sends this header with every request. Its value is kept out of logs.
@@ -266,7 +312,7 @@ impl A2aClient {
         options: SendOptions,
         trace: Option<&TraceContext>,
     ) -> Result<SendReply, ClientError> {
-        let usual = if options.return_immediately { CALL_TIMEOUT } else { BLOCKING_TIMEOUT };
+        let usual = if options.return_immediately { self.answers_within } else { BLOCKING_TIMEOUT };
         let timeout = options.timeout.unwrap_or(usual);
         let params = self.send_params(message, &options)?;
         let raw = self.call("SendMessage", params, timeout, trace).await?;
@@ -311,7 +357,7 @@ impl A2aClient {
         history_length: Option<u32>,
         trace: Option<&TraceContext>,
     ) -> Result<RemoteTask, ClientError> {
-        let raw = self.call("GetTask", convert::task_params(task, history_length), CALL_TIMEOUT, trace).await?;
+        let raw = self.call("GetTask", convert::task_params(task, history_length), self.answers_within, trace).await?;
         RemoteTask::from_wire(raw).map_err(|detail| self.malformed(detail))
     }
 
@@ -320,7 +366,7 @@ impl A2aClient {
     /// # Errors
     /// See [`ClientError`].
     pub async fn list_tasks(&self, query: &ListQuery, trace: Option<&TraceContext>) -> Result<RemotePage, ClientError> {
-        let raw = self.call("ListTasks", query.params(), CALL_TIMEOUT, trace).await?;
+        let raw = self.call("ListTasks", query.params(), self.answers_within, trace).await?;
         convert::page_from_wire(raw).map_err(|detail| self.malformed(detail))
     }
 
@@ -329,7 +375,7 @@ impl A2aClient {
     /// # Errors
     /// See [`ClientError`].
     pub async fn cancel_task(&self, task: &str, trace: Option<&TraceContext>) -> Result<RemoteTask, ClientError> {
-        let raw = self.call("CancelTask", convert::task_params(task, None), CALL_TIMEOUT, trace).await?;
+        let raw = self.call("CancelTask", convert::task_params(task, None), self.answers_within, trace).await?;
         RemoteTask::from_wire(raw).map_err(|detail| self.malformed(detail))
     }
 
@@ -340,13 +386,14 @@ impl A2aClient {
     pub async fn card(&self, base_url: &str) -> Result<RemoteCard, ClientError> {
         let url = format!("{}{CARD_PATH}", base_url.trim_end_matches('/'));
         let request = self.http.get(&url).headers(self.headers.clone()).header(header::ACCEPT, "application/json");
-        let raw = limited(&url, CALL_TIMEOUT, async {
-            let response = request.send().await.map_err(|error| transport_error(&url, CALL_TIMEOUT, error))?;
+        let limit = self.answers_within;
+        let raw = limited(&url, limit, async {
+            let response = request.send().await.map_err(|error| transport_error(&url, limit, error))?;
             let response = accepted(&url, response).await?;
             read_json(&url, response).await
         })
         .await?;
-        convert::card_from_wire(raw).map_err(|detail| ClientError::Malformed { endpoint: url, detail })
+        card_from_wire(raw).map_err(|detail| ClientError::Malformed { endpoint: url, detail })
     }
 
     fn send_params(&self, message: &Message, options: &SendOptions) -> Result<Value, ClientError> {
@@ -360,14 +407,19 @@ impl A2aClient {
         timeout: Duration,
         trace: Option<&TraceContext>,
     ) -> Result<Value, ClientError> {
-        let request = self.request(method, params, trace).header(header::ACCEPT, "application/json");
+        let params = self.with_tenant(params);
+        if self.binding == Binding::Grpc {
+            let call = self.grpc(trace).call(method, params);
+            return limited(&self.endpoint, timeout, call).await;
+        }
+        let request = self.request(method, params, trace)?.header(header::ACCEPT, JSON);
         let envelope = limited(&self.endpoint, timeout, async {
             let response = request.send().await.map_err(|error| transport_error(&self.endpoint, timeout, error))?;
             let response = accepted(&self.endpoint, response).await?;
             read_json(&self.endpoint, response).await
         })
         .await?;
-        result_of(&self.endpoint, envelope)
+        if self.binding == Binding::HttpJson { Ok(envelope) } else { result_of(&self.endpoint, envelope) }
     }
 
     async fn open_stream(
@@ -377,14 +429,18 @@ impl A2aClient {
         last_event_id: Option<u64>,
         trace: Option<&TraceContext>,
     ) -> Result<EventStream, ClientError> {
-        let mut request = self.request(method, params, trace).header(header::ACCEPT, "text/event-stream");
+        let params = self.with_tenant(params);
+        let limit = self.answers_within.min(STREAM_HEAD_TIMEOUT);
+        if self.binding == Binding::Grpc {
+            return limited(&self.endpoint, limit, self.grpc(trace).stream(method, params, IDLE_TIMEOUT)).await;
+        }
+        let mut request = self.request(method, params, trace)?.header(header::ACCEPT, "text/event-stream");
         if let Some(id) = last_event_id {
             request = request.header("last-event-id", id);
         }
         let endpoint = &self.endpoint;
-        let response = limited(endpoint, STREAM_HEAD_TIMEOUT, async {
-            let response =
-                request.send().await.map_err(|error| transport_error(endpoint, STREAM_HEAD_TIMEOUT, error))?;
+        let response = limited(endpoint, limit, async {
+            let response = request.send().await.map_err(|error| transport_error(endpoint, limit, error))?;
             let response = accepted(endpoint, response).await?;
             if is_event_stream(response.headers()) {
                 return Ok(response);
@@ -395,21 +451,55 @@ impl A2aClient {
             Err(self.malformed("expected a stream of events"))
         })
         .await?;
-        Ok(EventStream::new(endpoint.clone(), response.bytes_stream()))
+        let (endpoint, bytes) = (endpoint.clone(), response.bytes_stream());
+        Ok(match self.binding {
+            Binding::HttpJson => EventStream::bare(endpoint, bytes),
+            Binding::JsonRpc | Binding::Grpc => EventStream::new(endpoint, bytes),
+        })
     }
 
-    fn request(&self, method: &str, params: Value, trace: Option<&TraceContext>) -> reqwest::RequestBuilder {
-        let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
-        let mut request = self
-            .http
-            .post(&self.endpoint)
-            .headers(self.headers.clone())
-            .header("a2a-version", PROTOCOL_VERSION)
-            .json(&body);
-        if let Some(trace) = trace {
-            request = request.header("traceparent", trace.to_string());
+    fn request(
+        &self,
+        method: &str,
+        params: Value,
+        trace: Option<&TraceContext>,
+    ) -> Result<reqwest::RequestBuilder, ClientError> {
+        let request = if self.binding == Binding::HttpJson {
+            let made = rest::request(&self.endpoint, self.tenant.as_deref(), method, params);
+            let rest::Request { verb, url, body } = made.ok_or_else(|| self.malformed("the endpoint is no URL"))?;
+            let request = self.http.request(verb, url);
+            match body {
+                Some(body) => request.header(header::CONTENT_TYPE, A2A_JSON).body(body.to_string()),
+                None => request,
+            }
+        } else {
+            let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+            self.http.post(&self.endpoint).json(&body)
+        };
+        Ok(request.headers(self.all_headers(trace)))
+    }
+
+    fn all_headers(&self, trace: Option<&TraceContext>) -> HeaderMap {
+        let mut headers = self.headers.clone();
+        headers.insert("a2a-version", HeaderValue::from_static(PROTOCOL_VERSION));
+        if let Some(value) = trace.and_then(|trace| HeaderValue::try_from(trace.to_string()).ok()) {
+            headers.insert("traceparent", value);
         }
-        request
+        headers
+    }
+
+    fn grpc(&self, trace: Option<&TraceContext>) -> grpc::Client {
+        grpc::Client::new(self.http.clone(), &self.endpoint, self.all_headers(trace))
+    }
+
+    /// HTTP+JSON names the tenant in the path.
+    fn with_tenant(&self, mut params: Value) -> Value {
+        if let (Some(tenant), Value::Object(fields), false) =
+            (&self.tenant, &mut params, self.binding == Binding::HttpJson)
+        {
+            fields.insert("tenant".to_owned(), tenant.clone().into());
+        }
+        params
     }
 
     fn malformed(&self, detail: impl Into<String>) -> ClientError {
@@ -451,7 +541,7 @@ pub(crate) fn transport_error(endpoint: &str, after: Duration, error: reqwest::E
     let source = error.without_url();
     let endpoint = endpoint.to_owned();
     if source.is_connect() || source.is_builder() {
-        ClientError::Unreachable { endpoint, source }
+        ClientError::Unreachable { endpoint, source: Box::new(source) }
     } else if source.is_timeout() {
         ClientError::Timeout { endpoint, after }
     } else {
@@ -472,6 +562,9 @@ async fn accepted(endpoint: &str, response: reqwest::Response) -> Result<reqwest
     if let Ok(envelope) = serde_json::from_slice::<Value>(&body)
         && envelope.get("error").is_some_and(|error| error.get("code").is_some())
     {
+        if let Some(error) = rest::error(&envelope) {
+            return Err(error);
+        }
         result_of(endpoint, envelope)?;
     }
     let said = String::from_utf8_lossy(&body);
@@ -498,6 +591,11 @@ async fn read_body(endpoint: &str, response: reqwest::Response) -> Result<Vec<u8
         body.extend_from_slice(&chunk);
     }
     Ok(body)
+}
+
+/// The error that a frame of HTTP+JSON is, if it is one.
+pub(crate) fn http_error(raw: &Value) -> Option<ClientError> {
+    rest::error(raw)
 }
 
 /// The result of a JSON-RPC answer, or its error.

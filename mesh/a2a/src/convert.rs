@@ -4,7 +4,10 @@
 //! integer enums and unknown fields are accepted in (spec 5.5, ADR-001). What a request must have is checked on the
 //! decoded protobuf message, before the SDK fills gaps with defaults, and an error names the field.
 
+mod annotations;
+mod bounds;
 mod protobuf;
+mod push;
 mod remote;
 mod requests;
 mod results;
@@ -16,10 +19,14 @@ use towline_core::{
     Artifact, Content, ContextId, Message, MessageId, Metadata, Part, Role, TaskId, TaskState, Timestamp,
 };
 
+pub use crate::client::card_from_wire;
+pub use bounds::{MAX_JSON_VALUES, check_json, check_protobuf};
 pub use protobuf::{params_of, result_to};
-pub use remote::{
-    RemoteTask, StreamEvent, card_from_wire, page_from_wire, send_reply_from_wire, stream_event_from_wire,
+pub use push::{
+    CreatePushConfig, ListPushConfigs, PushConfigName, create_push_config, list_push_configs, push_config,
+    push_config_name, push_configs,
 };
+pub use remote::{RemoteTask, StreamEvent, page_from_wire, send_reply_from_wire, stream_event_from_wire};
 pub use requests::{
     GetRequest, ListRequest, MAX_PAGE_SIZE, SendRequest, get_request, list_request, send_request, task_request,
 };

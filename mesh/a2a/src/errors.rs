@@ -49,6 +49,12 @@ pub mod reason {
     pub const TOO_MANY_HOPS: &str = "TOO_MANY_HOPS";
     /// The caller may not do this.
     pub const NOT_ALLOWED: &str = "NOT_ALLOWED";
+    /// Nobody is known to ask.
+    pub const UNAUTHENTICATED: &str = "UNAUTHENTICATED";
+    /// Who asks is known, and may not ask for this.
+    pub const PERMISSION_DENIED: &str = "PERMISSION_DENIED";
+    /// Who asks, or where it asks from, asks too often.
+    pub const RATE_LIMITED: &str = "RATE_LIMITED";
     /// Parameters that are missing or wrong.
     pub const INVALID_PARAMS: &str = "INVALID_PARAMS";
     /// The request is not one JSON-RPC 2.0 request.
@@ -57,9 +63,18 @@ pub mod reason {
     pub const PARSE_ERROR: &str = "PARSE_ERROR";
     /// No such method.
     pub const METHOD_NOT_FOUND: &str = "METHOD_NOT_FOUND";
+    /// Something has happened to the task since the client looked; the metadata says the current generation.
+    pub const TASK_GENERATION_MISMATCH: &str = "TASK_GENERATION_MISMATCH";
     /// A bug.
     pub const INTERNAL: &str = "INTERNAL";
 }
+
+/// "Who are you": outside of the range that JSON-RPC reserves, so that a client that knows the codes of the specification is
+/// never told something else.
+pub const UNAUTHENTICATED: i32 = -31_401;
+
+/// "You may not".
+pub const PERMISSION_DENIED: i32 = -31_403;
 
 /// An error as it goes over the wire.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -113,7 +128,9 @@ impl WireError {
     /// The body is larger than `limit` bytes.
     pub fn body_too_large(limit: usize) -> Self {
         let limit_mib = limit / (1024 * 1024);
-        let message = format!("body exceeds the limit of {limit_mib} MiB ({limit} bytes)");
+        let message = format!(
+            "body exceeds the limit of {limit_mib} MiB ({limit} bytes): upload large content at /blobs and send its url"
+        );
         Self::new(error_code::INVALID_REQUEST, reason::BODY_TOO_LARGE, message)
     }
 
@@ -145,6 +162,12 @@ impl WireError {
         Self::protocol(error_code::TASK_NOT_FOUND, format!("task {} is not known", shortened(task)))
     }
 
+    /// There is no such push notification config of the task.
+    pub fn unknown_push_config(id: &str) -> Self {
+        let message = format!("push notification config {:?} of the task is not known", shortened(id));
+        Self::protocol(error_code::TASK_NOT_FOUND, message)
+    }
+
     /// Something that the protocol knows and this server, or this task, does not do.
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::protocol(error_code::UNSUPPORTED_OPERATION, message)
@@ -159,6 +182,21 @@ impl WireError {
     /// The extended card, which the card does not declare (spec 3.1.11).
     pub fn no_extended_card() -> Self {
         Self::unsupported("there is no extended agent card: the agent card does not declare one")
+    }
+
+    /// Nobody is known to ask.
+    pub fn unauthenticated(message: impl Into<String>) -> Self {
+        Self::new(UNAUTHENTICATED, reason::UNAUTHENTICATED, message)
+    }
+
+    /// Who asks is known, and may not ask for this.
+    pub fn permission_denied(message: impl Into<String>) -> Self {
+        Self::new(PERMISSION_DENIED, reason::PERMISSION_DENIED, message)
+    }
+
+    /// Who asks, or where it asks from, asks too often.
+    pub fn rate_limited(message: impl Into<String>, wait: std::time::Duration) -> Self {
+        Self::new(error_code::INTERNAL_ERROR, reason::RATE_LIMITED, message).retry_after(wait)
     }
 
     /// A parameter that is missing or wrong.
@@ -232,10 +270,13 @@ impl WireError {
     }
 
     fn domain(&self) -> &'static str {
-        let defined_by_a2a = (-32099..=-32001).contains(&self.code);
+        let defined_by_a2a = (-32009..=-32001).contains(&self.code);
         if defined_by_a2a { a2a::errordetails::PROTOCOL_DOMAIN } else { DOMAIN }
     }
 }
+
+/// JSON-RPC code of [`reason::TASK_GENERATION_MISMATCH`], as the draft of A2A 1.1 has it.
+const GENERATION_MISMATCH_CODE: i32 = -32010;
 
 /// Type of the detail that says when another try is worth it.
 pub(crate) const RETRY_INFO_TYPE: &str = "type.googleapis.com/google.rpc.RetryInfo";
@@ -263,6 +304,11 @@ impl From<Rejection> for WireError {
                 error.metadata.insert("state", state_name(*state).to_owned());
                 error
             }
+            Rejection::GenerationMismatch { current, .. } => {
+                let mut error = WireError::new(GENERATION_MISMATCH_CODE, reason::TASK_GENERATION_MISMATCH, message);
+                error.metadata.insert("generation", current.to_string());
+                error
+            }
             Rejection::UnknownAgent { .. } => invalid(reason::UNKNOWN_AGENT),
             Rejection::ContextMismatch { .. } => invalid(reason::CONTEXT_MISMATCH),
             Rejection::MessageReused { task, .. } => {
@@ -279,7 +325,9 @@ impl From<Rejection> for WireError {
                 error.retry_after_ms = Some(*retry_after_ms);
                 error
             }
-            Rejection::NotAllowed { .. } => WireError::new(error_code::INVALID_REQUEST, reason::NOT_ALLOWED, message),
+            Rejection::NotAsked { .. } | Rejection::NotAllowed { .. } => {
+                WireError::new(error_code::INVALID_REQUEST, reason::NOT_ALLOWED, message)
+            }
             // No request of an A2A client leads to these.
             Rejection::StaleEpoch { .. }
             | Rejection::ReportGap { .. }
@@ -300,7 +348,12 @@ impl From<Rejection> for WireError {
             | Rejection::NodeRemoved { .. }
             | Rejection::QuorumNeeds { .. }
             | Rejection::NotUp { .. }
-            | Rejection::AlreadyFounded { .. } => WireError::internal(message),
+            | Rejection::PeerWithoutUrl { .. }
+            | Rejection::NameInUse { .. }
+            | Rejection::UnknownPeer { .. }
+            | Rejection::AgentInUse { .. }
+            | Rejection::AlreadyFounded { .. }
+            | Rejection::SignIn(_) => WireError::internal(message),
         }
     }
 }

@@ -29,7 +29,7 @@ struct Limits {
 }
 
 /// Longest silence on a stream. Our own server writes at least a comment every 15 s, and the peers that we know do too.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Most bytes of one event: a snapshot of a task of the largest size that our own core allows, with room for the escapes
 /// of JSON.
@@ -57,15 +57,37 @@ impl EventStream {
         Self::limited(endpoint, bytes, Limits { idle: IDLE_TIMEOUT, event_bytes: MAX_EVENT_BYTES })
     }
 
+    /// A stream of HTTP+JSON, whose frames are bare.
+    pub(crate) fn bare(
+        endpoint: String,
+        bytes: impl Stream<Item = Result<Bytes, reqwest::Error>> + Send + 'static,
+    ) -> Self {
+        Self::framed(endpoint, bytes, Limits { idle: IDLE_TIMEOUT, event_bytes: MAX_EVENT_BYTES }, bare_item)
+    }
+
+    /// A stream that another binding has read.
+    pub(crate) fn of_items(items: BoxStream<'static, Result<StreamItem, ClientError>>) -> Self {
+        Self(items)
+    }
+
     fn limited(
         endpoint: String,
         bytes: impl Stream<Item = Result<Bytes, reqwest::Error>> + Send + 'static,
         limits: Limits,
     ) -> Self {
+        Self::framed(endpoint, bytes, limits, item)
+    }
+
+    fn framed(
+        endpoint: String,
+        bytes: impl Stream<Item = Result<Bytes, reqwest::Error>> + Send + 'static,
+        limits: Limits,
+        read: fn(&str, Sse) -> Result<Option<StreamItem>, ClientError>,
+    ) -> Self {
         let unparsed = Arc::new(AtomicUsize::new(0));
         let bytes = bounded(endpoint.clone(), bytes.boxed(), Arc::clone(&unparsed), limits);
         let frames = Box::pin(SseStream::from_bytes_stream(bytes));
-        let items = futures::stream::unfold(Some((frames, endpoint, unparsed)), |open| async {
+        let items = futures::stream::unfold(Some((frames, endpoint, unparsed)), move |open| async move {
             let (mut frames, endpoint, unparsed) = open?;
             loop {
                 let frame = match frames.next().await? {
@@ -73,7 +95,7 @@ impl EventStream {
                     Err(error) => return Some((Err(frame_error(&endpoint, error)), None)),
                 };
                 unparsed.store(0, Ordering::Relaxed);
-                match item(&endpoint, frame) {
+                match read(&endpoint, frame) {
                     Ok(Some(item)) => return Some((Ok(item), Some((frames, endpoint, unparsed)))),
                     Ok(None) => {}
                     Err(error) => return Some((Err(error), None)),
@@ -149,6 +171,18 @@ fn frame_error(endpoint: &str, error: sse_stream::Error) -> ClientError {
             ClientError::Malformed { endpoint: endpoint.to_owned(), detail: format!("event stream: {error}") }
         }
     }
+}
+
+/// Reads one frame of HTTP+JSON.
+fn bare_item(endpoint: &str, frame: Sse) -> Result<Option<StreamItem>, ClientError> {
+    let Some(data) = frame.data.filter(|data| !data.is_empty()) else { return Ok(None) };
+    let malformed = |detail: String| ClientError::Malformed { endpoint: endpoint.to_owned(), detail };
+    let raw: Value = serde_json::from_str(&data).map_err(|error| malformed(format!("event: {error}")))?;
+    if let Some(error) = crate::client::http_error(&raw) {
+        return Err(error);
+    }
+    let event = stream_event_from_wire(raw.clone()).map_err(|detail| malformed(format!("event: {detail}")))?;
+    Ok(Some(StreamItem { id: frame.id.and_then(|id| id.parse().ok()), event, raw }))
 }
 
 /// Reads one frame; comments and frames without data say nothing.

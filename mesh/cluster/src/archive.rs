@@ -21,7 +21,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use serde::Serialize;
 use tokio::sync::mpsc;
-use towline_core::{BlobHash, Founder, NodeAddresses, NodeId, State, TaskId};
+use towline_core::{BlobHash, Founder, Level, NodeAddresses, NodeId, State, TaskId};
 use towline_proto::v1;
 use uuid::Uuid;
 
@@ -35,7 +35,7 @@ use crate::{
 };
 
 pub use format::ArchiveError;
-use format::{ArchiveReader, ArchiveWriter, FORMAT, FORMAT_WITH_BLOBS, FORMAT_WITH_RECORDS, Piece};
+use format::{ArchiveReader, ArchiveWriter, FORMAT, FORMAT_WITH_BLOBS, FORMAT_WITH_LEVEL, FORMAT_WITH_RECORDS, Piece};
 
 /// Chunks that are ready before their reader is: it sets the pace.
 const CHUNKS_AHEAD: usize = 4;
@@ -208,10 +208,11 @@ pub(crate) fn write<P: Pieces>(
 ) -> io::Result<()> {
     let Beside { content, record } = beside;
     let with_blobs = if state.named_blobs().next().is_some() { FORMAT_WITH_BLOBS } else { FORMAT };
-    let format = if state.archived_count() > 0 { FORMAT_WITH_RECORDS } else { with_blobs };
+    let of_first_level = if state.archived_count() > 0 { FORMAT_WITH_RECORDS } else { with_blobs };
+    let format = if state.level() == Level::FIRST { of_first_level } else { FORMAT_WITH_LEVEL };
     let mut writer = ArchiveWriter::begin(out, head, format)?;
     state.serialize(&mut rmp_serde::Serializer::new(&mut writer).with_struct_map()).map_err(io::Error::other)?;
-    for (task, _) in state.stubs() {
+    for task in state.archived_behind(None) {
         let bytes = record(task)?;
         writer.record(task)?;
         writer.content(&bytes)?;
@@ -283,7 +284,7 @@ pub(crate) fn read(input: impl Read) -> Result<(ArchiveSummary, State), ArchiveE
             Piece::Content(_) => {}
         }
     }
-    if let Some((task, _)) = state.stubs().find(|(task, _)| !records.contains(task)) {
+    if let Some(task) = state.archived_behind(None).find(|task| !records.contains(task)) {
         return Err(ArchiveError::Record { reason: format!("that of task {task} is not in it") });
     }
     let missing = state.named_blobs().map(|(hash, _)| hash).find(|hash| !blobs.contains(hash));

@@ -9,6 +9,7 @@
 //! records at each start and after each installed snapshot, and removes those that the state does not know.
 
 mod backend;
+mod guarded;
 mod record;
 pub mod retaining;
 mod serve;
@@ -282,7 +283,7 @@ async fn compare(cluster: &ClusterHandle) -> usize {
     let mut last = None;
     let mut missing = 0;
     loop {
-        let ids: Vec<TaskId> = cluster.local(|state| state.stubs_behind(last).take(COMPARED_TOGETHER).collect());
+        let ids: Vec<TaskId> = cluster.local(|state| state.archived_behind(last).take(COMPARED_TOGETHER).collect());
         let Some(next) = ids.last() else { break };
         last = Some(*next);
         for ids in lacks(cluster, ids).await.chunks(ASKED_TOGETHER) {
@@ -293,7 +294,7 @@ async fn compare(cluster: &ClusterHandle) -> usize {
                     ids.to_vec()
                 }
             };
-            missing += cluster.local(|state| left.iter().filter(|id| state.stub(**id).is_some()).count());
+            missing += cluster.local(|state| left.iter().filter(|id| state.knows_task(**id)).count());
         }
         sleep(COMPARE_PAUSE).await;
     }
@@ -339,7 +340,7 @@ fn remove_unknown(store: &Store, view: &StateView) -> io::Result<()> {
 /// When a record may be on a node that does not answer, or the archive cannot be written.
 pub(crate) async fn complete(cluster: &ClusterHandle, state: &State, from: Option<NodeId>) -> Result<(), String> {
     let mut left = 0;
-    let mut ids = state.stubs_behind(None).peekable();
+    let mut ids = state.archived_behind(None).peekable();
     while ids.peek().is_some() {
         let page: Vec<TaskId> = ids.by_ref().take(ASKED_TOGETHER).collect();
         left += fetch(cluster, &lacks(cluster, page).await, from).await?.len();

@@ -10,8 +10,8 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 use towline_core::{
-    AgentSpec, Applied, BootId, Command, Effect, Labels, NodeHealth, NodeId, NodeRole, Principal, Proposal, Rejection,
-    Reply, State, TaskId, TraceContext,
+    AgentSpec, Applied, BootId, Command, Effect, Labels, Level, NodeHealth, NodeId, NodeRole, Principal, Proposal,
+    Rejection, Reply, State, TaskId, TraceContext,
 };
 use towline_proto::v1;
 use towline_trace::{Kind, Span, SpanRecord, names};
@@ -457,8 +457,14 @@ impl ClusterHandle {
             capacity: registration.capacity,
             agents: registration.agents.clone(),
             labels: Some(registration.labels.clone()),
+            level: Level::KNOWN.number(),
         };
         self.propose(Proposal { by: Principal::Node(node), command }, None).await.map(|_| ())
+    }
+
+    /// The addresses that this node gives.
+    pub(crate) fn advertised(&self) -> &towline_core::NodeAddresses {
+        &self.0.options.addresses
     }
 
     /// The first command of a cluster.
@@ -864,5 +870,14 @@ fn command_name(command: &Command) -> &'static str {
         Command::Upload { .. } => "Upload",
         Command::Note { .. } => "Note",
         Command::Archive { .. } => "Archive",
+        Command::Raise { .. } => "Raise",
+        Command::AddPeer(_) => "AddPeer",
+        Command::RemovePeer { .. } => "RemovePeer",
+        Command::SignIn(_) => "SignIn",
+        Command::SetWebhook(_) => "SetWebhook",
+        Command::RemoveWebhook(_) => "RemoveWebhook",
+        Command::ClaimWebhooks { .. } => "ClaimWebhooks",
+        Command::ReportWebhook(_) => "ReportWebhook",
+        Command::IfGeneration { .. } => "IfGeneration",
     }
 }

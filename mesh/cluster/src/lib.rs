@@ -49,6 +49,7 @@ mod sessions;
 mod status;
 mod tail;
 mod transfer;
+mod unheard;
 mod wal;
 #[doc(hidden)]
 pub mod wire;

@@ -20,8 +20,12 @@ const CAUGHT_UP: u64 = 100;
 /// Between two tries to hand over: while one is made, no session is kept alive.
 const HAND_OVER_EVERY: Duration = Duration::from_secs(5);
 
+/// A change that failed is made again after twice the time, up to this: what it waits for, a node that does not answer or a
+/// quorum, comes back in seconds at best, and each try is a warning of Raft's in the log.
+const SLOWEST_TRY: Duration = Duration::from_secs(5);
+
 /// One change of the membership.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq)]
 enum Change {
     /// A change by two quorums has been left half-way.
     Finish,
@@ -40,10 +44,12 @@ enum Change {
 /// Runs as long as the node does, and acts while it leads.
 pub(crate) async fn run(cluster: ClusterHandle) {
     let mut handed_over: Option<Instant> = None;
+    let mut tries = Tries::default();
     loop {
         sleep(COMPARE_EVERY).await;
         let Some(change) = next_change(&cluster) else {
             cluster.blobs().set_waiting(None);
+            tries = Tries::default();
             continue;
         };
         if matches!(change, Change::HandOver) {
@@ -61,12 +67,58 @@ pub(crate) async fn run(cluster: ClusterHandle) {
             tracing::debug!(?change, reason, "membership change waits");
             continue;
         }
-        tracing::info!(?change, "membership changes");
-        match timeout(CHANGE_TIMEOUT, make(&cluster, change)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(reason)) => tracing::debug!(reason, "membership change is made again"),
-            Err(_) => tracing::warn!("membership change was not committed within {CHANGE_TIMEOUT:?}"),
+        if !tries.is_due(&change, Instant::now()) {
+            continue;
         }
+        if tries.begin(change.clone()) {
+            tracing::info!(?change, "membership changes");
+        }
+        let failed = match timeout(CHANGE_TIMEOUT, make(&cluster, change)).await {
+            Ok(Ok(())) => {
+                tries = Tries::default();
+                continue;
+            }
+            Ok(Err(reason)) => reason,
+            Err(_) => format!("not committed within {CHANGE_TIMEOUT:?}"),
+        };
+        if tries.failed(&failed, Instant::now()) {
+            tracing::warn!(reason = failed, "membership change is made again until it succeeds");
+        }
+    }
+}
+
+/// The change that is tried, how often it failed, and what was told of it.
+#[derive(Debug, Default)]
+struct Tries {
+    change: Option<Change>,
+    failures: u32,
+    reason: String,
+    next: Option<Instant>,
+}
+
+impl Tries {
+    /// Another change than the one that failed is due at once.
+    fn is_due(&self, change: &Change, now: Instant) -> bool {
+        self.change.as_ref() != Some(change) || self.next.is_none_or(|next| now >= next)
+    }
+
+    /// Returns whether it is another change than before.
+    fn begin(&mut self, change: Change) -> bool {
+        let is_new = self.change.as_ref() != Some(&change);
+        if is_new {
+            *self = Self { change: Some(change), ..Self::default() };
+        }
+        is_new
+    }
+
+    /// Returns whether it failed for another reason than before.
+    fn failed(&mut self, reason: &str, now: Instant) -> bool {
+        let pause = COMPARE_EVERY.saturating_mul(2_u32.saturating_pow(self.failures)).min(SLOWEST_TRY);
+        self.failures += 1;
+        self.next = Some(now + pause);
+        let is_new = self.reason != reason;
+        reason.clone_into(&mut self.reason);
+        is_new
     }
 }
 
@@ -244,6 +296,30 @@ mod tests {
         assert_eq!(waits_for_vote(Some(silent), leader), "gets its vote when it answers");
         let elsewhere = "gets its vote when it has caught up: node 7 knows how far it is";
         assert_eq!(waits_for_vote(None, leader), elsewhere);
+    }
+
+    #[test]
+    fn a_change_that_fails_is_made_again_ever_more_slowly_and_told_once() {
+        let begin = Instant::now();
+        let (change, other) = (Change::Finish, Change::Forget(BTreeSet::from([3])));
+        let mut tries = Tries::default();
+        let mut pauses = Vec::new();
+        let mut now = begin;
+        for number in 0..8 {
+            assert!(tries.is_due(&change, now));
+            assert_eq!(tries.begin(change.clone()), number == 0, "it is told when it is tried first");
+            assert_eq!(tries.failed("node 3 does not answer", now), number == 0);
+            let next = tries.next.unwrap();
+            assert!(!tries.is_due(&change, next - Duration::from_millis(1)));
+            pauses.push(next - now);
+            now = next;
+        }
+        assert_eq!(pauses[..3], [COMPARE_EVERY, COMPARE_EVERY * 2, COMPARE_EVERY * 4]);
+        assert_eq!(pauses.last(), Some(&SLOWEST_TRY));
+        assert!(tries.failed("no quorum", now), "another reason is told");
+        assert!(tries.is_due(&other, now), "another change does not wait");
+        assert!(tries.begin(other));
+        assert_eq!(tries.failures, 0);
     }
 
     #[test]

@@ -268,11 +268,15 @@ fn caller<T>(request: &Request<T>) -> Result<NodeId, Status> {
 fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
     match &proposal.by {
         Principal::Node(node) if *node != caller => return false,
-        Principal::Node(_) | Principal::Operator | Principal::Agent { .. } => {}
+        Principal::Node(_) | Principal::Operator | Principal::Agent { .. } | Principal::Named { .. } => {}
     }
     match &proposal.command {
         Command::NodeLost { node, .. } => *node == caller,
-        Command::Found { .. } | Command::AssignPending | Command::Sweep | Command::Archive { .. } => false,
+        Command::Found { .. }
+        | Command::AssignPending
+        | Command::Sweep
+        | Command::Archive { .. }
+        | Command::Raise { .. } => false,
         Command::Submit(_)
         | Command::Continue { .. }
         | Command::Cancel { .. }
@@ -288,6 +292,14 @@ fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
         | Command::Undrain { .. }
         | Command::Upload { .. }
         | Command::Note { .. }
+        | Command::AddPeer(_)
+        | Command::RemovePeer { .. }
+        | Command::SignIn(_)
+        | Command::SetWebhook(_)
+        | Command::RemoveWebhook(_)
+        | Command::ClaimWebhooks { .. }
+        | Command::ReportWebhook(_)
+        | Command::IfGeneration { .. }
         | Command::NodeUp { .. } => true,
     }
 }

@@ -42,6 +42,7 @@ use crate::{
     raft::{ELECTION_TIMEOUT_MAX_MS, RaftLeaderId, StateView, TypeConfig},
     routes::{Detours, Routes, Way},
     seams::{Clock, read_clock},
+    unheard::{Unheard, what_to_check},
 };
 
 /// A node sends a keep-alive this often: three may be lost before it stops by itself.
@@ -404,6 +405,10 @@ async fn housekeeping(cluster: &ClusterHandle, done: &mut Done) {
     if assignable {
         own(leadership, Command::AssignPending).await;
     }
+    if let Some(level) = leadership.view().read(State::next_level) {
+        tracing::info!(level = level.number(), "every member knows this feature level: its rules count from here on");
+        own(leadership, Command::Raise { level }).await;
+    }
     if leadership.log().is_some_and(|log| log.has_room().is_err())
         && done.relieved.is_none_or(|at| at.elapsed() >= RELIEVE_EVERY)
     {
@@ -554,6 +559,7 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
     // Whether this node has applied its latest registration. Until then what it knows of its leases may be from before their
     // end, and it must not act.
     let mut is_current = true;
+    let mut unheard = None;
     loop {
         let registered = registration.wait_for(Option::is_some).await;
         let Ok(Some(current)) = registered.map(|registration| registration.clone()) else { return };
@@ -562,6 +568,7 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
             Beat::Answered(answer) => answer,
             Beat::Fenced(reason) => return session.end_fenced(reason),
         };
+        note_silence(&cluster, unheard.get_or_insert_with(|| Unheard::since(sent)), answer);
         let is_answered = !matches!(answer, KeepAlive::NotLeader(None) | KeepAlive::Unsure);
         unanswered = if is_answered { 0 } else { unanswered.saturating_add(1) };
         match answer {
@@ -596,6 +603,18 @@ pub(crate) async fn keep_alive(cluster: ClusterHandle) {
                 tokio::time::sleep(KEEP_ALIVE_RETRY).await;
             }
         }
+    }
+}
+
+/// Says that this node is not answered once that lasts.
+fn note_silence(cluster: &ClusterHandle, unheard: &mut Unheard, answer: KeepAlive) {
+    let (me, now) = (cluster.node_id(), boot_clock());
+    if answer == KeepAlive::Alive {
+        unheard.heard(now);
+    } else if unheard.is_to_be_said(now) {
+        let known = cluster.local(|state| state.node(me).map(|node| node.addresses.clone()));
+        let check = what_to_check(known.as_ref(), cluster.advertised());
+        tracing::warn!(node = %me, check, "no leader has answered this node for a while");
     }
 }
 

@@ -317,7 +317,7 @@ fn workers(state: &State) -> Option<String> {
 fn lonely_agents(state: &State) -> Vec<String> {
     let hosts = |agent: &Agent| -> Vec<NodeId> {
         let fits = |node: &&Node| !state.all_know_labels() || node.has_labels(&agent.spec.labels);
-        let hosts = state.nodes().filter(|node| node.takes_tasks() && node.declares.contains(&agent.spec.name));
+        let hosts = state.nodes().filter(|node| node.takes_tasks() && state.can_run(node, &agent.spec.name));
         hosts.filter(fits).map(|node| node.id).collect()
     };
     let words = |agent: &Agent| match hosts(agent)[..] {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use openraft::EntryPayload;
 use prost::Message as _;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use towline_core::{Applied, NodeAddresses, Proposal, Rejection, State, Timestamp, TraceContext};
+use towline_core::{Applied, Level, NodeAddresses, Proposal, Rejection, State, Timestamp, TraceContext};
 use towline_proto::v1;
 
 use crate::raft::{
@@ -19,8 +19,11 @@ use crate::raft::{
 
 /// The version of [`v1::Entry`] that this binary writes, and the only one that it reads.
 const ENTRY_FORMAT: u32 = 1;
-/// The version of snapshots that this binary writes, and the only one that it reads.
+/// The version of snapshots of a state of the first level, which every version reads.
 const SNAPSHOT_FORMAT: u32 = 1;
+/// The version of snapshots of a state of a higher level, and the highest one that this binary reads: an earlier version would
+/// pass over what it does not know.
+const SNAPSHOT_FORMAT_WITH_LEVEL: u32 = 2;
 const SNAPSHOT_MARK: [u8; 8] = *b"TOWLSNAP";
 /// mark(8) | format(4) | length of meta(4) | checksum(32)
 pub(crate) const SNAPSHOT_HEADER: usize = 48;
@@ -368,7 +371,7 @@ pub fn snapshot_meta_from_proto(meta: v1::SnapshotMeta) -> Result<RaftSnapshotMe
 /// When the state holds something that MessagePack cannot express.
 pub(crate) fn encode_snapshot(meta: &RaftSnapshotMeta, state: &State) -> Result<Bytes, WireError> {
     let meta = snapshot_meta_to_proto(meta).encode_to_vec();
-    let mut file = snapshot_header(&meta).to_vec();
+    let mut file = snapshot_header(&meta, state.level()).to_vec();
     file.extend_from_slice(&meta);
     let mut serializer = rmp_serde::Serializer::new(&mut file).with_struct_map();
     state.serialize(&mut serializer).map_err(|source| WireError::Encode { what: "state", source })?;
@@ -392,10 +395,11 @@ fn decode_meta(meta: Bytes) -> Result<RaftSnapshotMeta, WireError> {
 }
 
 /// The header of a snapshot, without its checksum.
-pub(crate) fn snapshot_header(meta: &[u8]) -> [u8; SNAPSHOT_HEADER] {
+pub(crate) fn snapshot_header(meta: &[u8], level: Level) -> [u8; SNAPSHOT_HEADER] {
+    let format = if level == Level::FIRST { SNAPSHOT_FORMAT } else { SNAPSHOT_FORMAT_WITH_LEVEL };
     let mut header = [0; SNAPSHOT_HEADER];
     header[..8].copy_from_slice(&SNAPSHOT_MARK);
-    header[8..12].copy_from_slice(&SNAPSHOT_FORMAT.to_le_bytes());
+    header[8..12].copy_from_slice(&format.to_le_bytes());
     header[12..16].copy_from_slice(&length_of(meta).to_le_bytes());
     header
 }
@@ -407,8 +411,8 @@ pub(crate) fn snapshot_meta_length(header: &[u8]) -> Result<usize, WireError> {
         return Err(WireError::Mark { what: WHAT });
     }
     let found = u32_at(header, 8);
-    if found != SNAPSHOT_FORMAT {
-        return Err(WireError::Format { message: WHAT, found, known: SNAPSHOT_FORMAT });
+    if !(SNAPSHOT_FORMAT..=SNAPSHOT_FORMAT_WITH_LEVEL).contains(&found) {
+        return Err(WireError::Format { message: WHAT, found, known: SNAPSHOT_FORMAT_WITH_LEVEL });
     }
     Ok(u32_at(header, 12) as usize)
 }

@@ -140,7 +140,12 @@ async fn an_owner_that_is_cut_off_stops_before_its_task_moves_be_it_leader_or_no
                     Effect::Start { task: started, lease: next } if started == task && next.epoch > lease.epoch => {
                         break (Instant::now(), next);
                     }
-                    Effect::Start { .. } | Effect::Stop { .. } | Effect::Changed { .. } | Effect::PlacementChanged => {}
+                    Effect::Start { .. }
+                    | Effect::Stop { .. }
+                    | Effect::Changed { .. }
+                    | Effect::PlacementChanged
+                    | Effect::SessionsEnded => {}
+                    Effect::Webhook { .. } => {}
                 }
             }
         });

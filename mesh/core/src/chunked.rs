@@ -7,6 +7,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 /// Entries of one chunk: what a change copies at most, beside what a copy of everything touches.
 const CHUNK: usize = 256;
+/// Entries that a chunk has room for when it grows: more would be memory that is not used, fewer a copy more often.
+const SPARE: usize = 16;
 
 /// A sorted map. Equal to another one with the same entries, however they came.
 #[derive(Debug, Clone)]
@@ -43,6 +45,23 @@ impl<K, V> Chunked<K, V> {
     }
 }
 
+impl<K: Ord + Clone, V: Clone> FromIterator<(K, V)> for Chunked<K, V> {
+    /// Of many entries at once, which fill their chunks. Of two with one key the later one counts.
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
+        let mut entries: Vec<(K, V)> = entries.into_iter().collect();
+        entries.sort_by(|(one, _), (other, _)| one.cmp(other));
+        entries.dedup_by(|later, earlier| {
+            let same = later.0 == earlier.0;
+            if same {
+                std::mem::swap(later, earlier);
+            }
+            same
+        });
+        let chunks = entries.chunks(CHUNK).map(|chunk| (chunk[0].0.clone(), Arc::new(chunk.to_vec())));
+        Self { chunks: chunks.collect(), len: entries.len() }
+    }
+}
+
 impl<K: Ord + Clone, V: Clone> Chunked<K, V> {
     pub(crate) fn get(&self, key: &K) -> Option<&V> {
         let (_, chunk) = self.chunks.range(..=key).next_back()?;
@@ -64,15 +83,19 @@ impl<K: Ord + Clone, V: Clone> Chunked<K, V> {
         };
         self.len += 1;
         if chunk.len() < CHUNK {
-            Arc::make_mut(chunk).insert(at, (key, value));
+            put(Arc::make_mut(chunk), at, (key, value));
             return None;
         }
-        // Entries that come in order leave full chunks behind.
-        let mut rest = if at == CHUNK { Vec::new() } else { Arc::make_mut(chunk).split_off(CHUNK / 2) };
+        // Entries that come in order leave full chunks behind. A chunk that is split has two new places: the old one would
+        // stay half empty.
+        let mut rest = if at == CHUNK { Vec::new() } else { chunk[CHUNK / 2..].to_vec() };
+        if at < CHUNK {
+            *chunk = Arc::new(chunk[..CHUNK / 2].to_vec());
+        }
         if at >= chunk.len() {
-            rest.insert(at - chunk.len(), (key, value));
+            put(&mut rest, at - chunk.len(), (key, value));
         } else {
-            Arc::make_mut(chunk).insert(at, (key, value));
+            put(Arc::make_mut(chunk), at, (key, value));
         }
         if let Some((first, _)) = rest.first() {
             self.chunks.insert(first.clone(), Arc::new(rest));
@@ -87,7 +110,7 @@ impl<K: Ord + Clone, V: Clone> Chunked<K, V> {
             Some(first) if first.get().len() < CHUNK => first.remove(),
             Some(_) | None => Arc::default(),
         };
-        Arc::make_mut(&mut chunk).insert(0, (key.clone(), value));
+        put(Arc::make_mut(&mut chunk), 0, (key.clone(), value));
         self.chunks.insert(key, chunk);
         None
     }
@@ -128,6 +151,14 @@ impl<K: Ord + Clone, V: Clone> Chunked<K, V> {
     }
 }
 
+/// Puts an entry into a chunk, which keeps little room for more: there are many, and most never get another one.
+fn put<E>(chunk: &mut Vec<E>, at: usize, entry: E) {
+    if chunk.len() == chunk.capacity() {
+        chunk.reserve_exact(SPARE);
+    }
+    chunk.insert(at, entry);
+}
+
 fn position<K: Ord, V>(chunk: &[(K, V)], key: &K) -> Result<usize, usize> {
     chunk.binary_search_by(|(other, _)| other.cmp(key))
 }
@@ -148,6 +179,7 @@ mod tests {
                     prop_assert_eq!(chunked.insert(key, number), plain.insert(key, number));
                 }
             }
+            prop_assert_eq!(&chunked, &plain.clone().into_iter().collect());
             prop_assert_eq!(chunked.len(), plain.len());
             prop_assert!(chunked.iter().eq(plain.iter()));
             prop_assert!(chunked.from(&bound).eq(plain.range(bound..)));
@@ -175,6 +207,23 @@ mod tests {
         assert_eq!(shared.count(), copy.chunks.len() - 2);
         assert_eq!(copy.get(&5_000), Some(&5_000));
         assert_ne!(chunked, copy);
+    }
+
+    #[test]
+    fn chunks_have_little_room_that_nothing_is_in() {
+        let mut scattered: Chunked<u32, u32> = Chunked::default();
+        for key in 0..20_000_u32 {
+            scattered.insert(key.wrapping_mul(2_654_435_761), key);
+        }
+        let room: usize = scattered.chunks.values().map(|chunk| chunk.capacity()).sum();
+        assert!(room < 20_000 * 115 / 100, "{room}");
+    }
+
+    #[test]
+    fn of_two_entries_with_one_key_the_later_one_counts() {
+        let of_many: Chunked<u32, u32> = [(2, 1), (1, 1), (2, 2), (2, 3)].into_iter().collect();
+        assert!(of_many.iter().eq([(&1, &1), (&2, &3)]));
+        assert_eq!(of_many.len(), 2);
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, Labels, LateReport, Message, NodeAddresses,
-    NodeCertificate, NodeId, NodeRole, OwnerReport, Principal, Resolve, StepNo, Submission, TaskId, TaskState,
-    TraceContext, doubt::listed,
+    AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, Labels, LateReport, Level, Message, NodeAddresses,
+    NodeCertificate, NodeId, NodeRole, OwnerReport, Peer, Principal, Resolve, SetWebhook, SignIn, SignInRejection,
+    StepNo, Submission, TaskId, TaskState, TraceContext, WebhookName, WebhookReport, doubt::listed, node::is_zero,
 };
 
 mod questions;
@@ -83,6 +83,9 @@ pub enum Command {
         /// What its configuration calls it; none from an earlier version, which knows of no labels.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         labels: Option<Labels>,
+        /// Up to which [`crate::Level`] it knows the rules; 0 from a version that knows of none.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        level: u32,
     },
     /// The session of a node ended: proposed by the leader, or by the node itself when it stops in order.
     NodeLost {
@@ -146,6 +149,44 @@ pub enum Command {
     Archive {
         /// The tasks; those that have not ended, or are not here, stay as they are.
         tasks: Vec<TaskId>,
+    },
+    /// The rules of a level count from here on. Proposed by the leader once every member has said that it knows them.
+    Raise {
+        /// The level.
+        level: Level,
+    },
+    /// An operator makes an agent outside of this mesh known.
+    AddPeer(Box<Peer>),
+    /// An operator takes it away again.
+    RemovePeer {
+        /// Its name.
+        name: AgentName,
+    },
+    /// Who is signed in changes.
+    SignIn(Box<SignIn>),
+    /// A client wants to be told of the events of its task at a URL.
+    SetWebhook(Box<SetWebhook>),
+    /// A client no longer wants that.
+    RemoveWebhook(WebhookName),
+    /// A node takes webhooks that no node has.
+    ClaimWebhooks {
+        /// The node.
+        node: NodeId,
+        /// This life of its process.
+        boot: BootId,
+        /// Those that have an owner by then stay with it.
+        webhooks: Vec<WebhookName>,
+    },
+    /// The owner of a webhook reports what came of its calls.
+    ReportWebhook(Box<WebhookReport>),
+    /// A message to a task or its cancelation, only if nothing has happened to the task since its client looked.
+    IfGeneration {
+        /// The task.
+        task: TaskId,
+        /// Index of the last event that the client knows.
+        generation: u64,
+        /// What is done then: `Continue` or `Cancel` of this task.
+        then: Box<Command>,
     },
 }
 
@@ -226,6 +267,16 @@ pub enum Rejection {
         task: TaskId,
         /// How it ended.
         state: TaskState,
+    },
+    /// Something has happened to the task since its client looked.
+    #[error("task {task} is at generation {current}, not {expected}: look at it again before you decide")]
+    GenerationMismatch {
+        /// The task.
+        task: TaskId,
+        /// What the client knows.
+        expected: u64,
+        /// Index of the last event.
+        current: u64,
     },
     /// The message names a context that is not the task's.
     #[error("task {task} belongs to another context than the message names")]
@@ -428,6 +479,47 @@ pub enum Rejection {
         /// Its id.
         cluster: uuid::Uuid,
     },
+    /// A peer that is nowhere.
+    #[error("peer {name} has no URL: name at least one")]
+    PeerWithoutUrl {
+        /// Its name.
+        name: AgentName,
+    },
+    /// An agent or another peer has the name.
+    #[error(
+        "name {name} is in use by an agent or by a peer with other settings: choose another, or remove that one first"
+    )]
+    NameInUse {
+        /// The name.
+        name: AgentName,
+    },
+    /// No peer of that name was made known at run time.
+    #[error(
+        "peer {name} is not known here: `towline peer list` names those that are; one of the configuration is removed there"
+    )]
+    UnknownPeer {
+        /// The name.
+        name: AgentName,
+    },
+    /// An agent that has work to do cannot go.
+    #[error("agent {name} has {open} open tasks: cancel them or wait for their end, then remove it")]
+    AgentInUse {
+        /// The name.
+        name: AgentName,
+        /// How many.
+        open: usize,
+    },
+    /// A question that is for somebody else.
+    #[error("the question of task {task} is for {to}: only {to} may answer it, or an operator")]
+    NotAsked {
+        /// The task.
+        task: TaskId,
+        /// Who was asked.
+        to: String,
+    },
+    /// A change of who is signed in.
+    #[error(transparent)]
+    SignIn(#[from] SignInRejection),
 }
 
 fn list(names: &[AgentName]) -> String {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
+use uuid::Uuid;
 
 use crate::{BlobForm, Content, Message, Metadata, Role};
 
@@ -41,6 +42,20 @@ impl Digest {
         }
         hasher.end()
     }
+}
+
+impl Digest {
+    /// The first half, which tells what one sender says under one id from what else it may say.
+    pub(crate) fn half(&self) -> Uuid {
+        half(&self.0)
+    }
+}
+
+/// The first half of a BLAKE3 hash, as something that is small in every encoding.
+pub(crate) fn half(hash: &[u8; 32]) -> Uuid {
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hash[..16]);
+    Uuid::from_bytes(bytes)
 }
 
 impl fmt::Display for Digest {

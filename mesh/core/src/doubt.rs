@@ -38,6 +38,11 @@ impl Verdict {
         }
     }
 
+    /// Whether it says that the step did not happen: then nothing behind it did either.
+    pub(crate) fn denies(&self) -> bool {
+        matches!(self, Verdict::Retry)
+    }
+
     /// Reads an answer that begins with one of the words.
     pub fn parse(answer: &str) -> Option<Self> {
         let (word, rest) = answer.trim().split_once(char::is_whitespace).unwrap_or((answer.trim(), ""));

@@ -28,4 +28,11 @@ pub enum Effect {
     },
     /// Some agent is placed on other nodes than before.
     PlacementChanged,
+    /// Sessions of people were revoked.
+    SessionsEnded,
+    /// The task has other webhooks than before, or another node tells one of them.
+    Webhook {
+        /// The task.
+        task: TaskId,
+    },
 }

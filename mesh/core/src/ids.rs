@@ -127,6 +127,10 @@ fn printable(c: char) -> bool {
     !c.is_control()
 }
 
+fn visible(c: char) -> bool {
+    c.is_ascii_graphic()
+}
+
 fn name_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '-' || c == '_'
 }
@@ -149,6 +153,23 @@ text_id!(
     /// The name of an agent, unique in the cluster.
     AgentName,
     "agent name",
+    name_char,
+    "may have letters, digits, '-' and '_' only"
+);
+
+text_id!(
+    /// Somebody outside the mesh, as a configuration or an approval names them, such as `user:ada` or `ci@example.org`. ASCII
+    /// without spaces, so that a header can carry it.
+    PrincipalId,
+    "principal id",
+    visible,
+    "may have ASCII letters, digits and signs only, and no space"
+);
+
+text_id!(
+    /// A session of somebody who signed in: `ds_…` of a device, `ls_…` of a launch. It names the session and opens nothing.
+    SessionId,
+    "session id",
     name_char,
     "may have letters, digits, '-' and '_' only"
 );

@@ -61,6 +61,24 @@ pub struct ModelAnswer {
     pub usage: Usage,
 }
 
+/// What a step waits for that gives work to another agent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Handover {
+    /// The end of the peer's task, which ends with this one.
+    #[default]
+    Delegation,
+    /// That the peer has it: its task goes on when this one has completed.
+    Send,
+    /// The end of a task that an earlier step sent.
+    Wait,
+}
+
+impl Handover {
+    fn is_delegation(&self) -> bool {
+        *self == Handover::Delegation
+    }
+}
+
 /// What a step is about to do.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Intent {
@@ -96,6 +114,9 @@ pub enum Intent {
         peer_task: Option<String>,
         /// What an adopter does when the peer's task id is not known and cannot be found.
         on_adoption: OnAdoption,
+        /// What is waited for.
+        #[serde(default, skip_serializing_if = "Handover::is_delegation")]
+        handover: Handover,
     },
     /// Ask a person.
     Ask {
@@ -103,6 +124,9 @@ pub enum Intent {
         call_id: String,
         /// The question.
         question: String,
+        /// The one principal that may answer it; none is whoever owns the task.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<String>,
     },
     /// A call that cannot be made (unknown tool, malformed arguments); its outcome says why.
     Refused {

@@ -13,6 +13,7 @@
 
 mod agent;
 mod blob;
+mod chain;
 mod chunked;
 mod command;
 mod content;
@@ -24,19 +25,24 @@ mod event;
 mod ids;
 mod journal;
 mod lease;
+mod level;
 pub mod limits;
 #[doc(hidden)]
 pub mod mutants;
 mod node;
 mod note;
+mod peer;
 mod policy;
 mod principal;
+mod sign_in;
 mod state;
 mod task;
 mod trace_context;
+mod webhook;
 
 pub use agent::{Agent, AgentSpec, Placement};
 pub use blob::{Blob, BlobForm, BlobHash, InvalidBlobHash};
+pub use chain::{CHAIN_KEY, ChainLink, chain_in};
 pub use command::{Applied, Command, Proposal, Rejection, Reply};
 pub use content::{Artifact, Content, Message, Metadata, Part, Role};
 pub use digest::Digest;
@@ -44,14 +50,25 @@ pub use doubt::{LateReport, LateResult, Resolution, Resolve, Verdict};
 pub use effect::Effect;
 pub use enrolment::{Enrolment, JoinToken, NodeCertificate, NodeKey, NodeRole};
 pub use event::{Event, EventKind};
-pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, TaskId, VShard};
+pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, PrincipalId, SessionId, TaskId, VShard};
 pub use journal::{
-    Asked, Doubt, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall, Usage,
+    Asked, Doubt, Handover, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall,
+    Usage,
 };
 pub use lease::{Epoch, Lease, Stamp, Timestamp};
+pub use level::{Level, UnknownLevel};
 pub use node::{Draining, Labels, Node, NodeAddresses, NodeHealth};
 pub use note::Note;
-pub use principal::Principal;
+pub use peer::{JoinedAgent, Peer, PeerToken};
+pub use principal::{Principal, PrincipalRole};
+pub use sign_in::{
+    Approval, Approve, Decision, DeviceAsk, DeviceRequest, InvalidUserCode, Revoke, SecretHash, Session, SessionKind,
+    SignIn, SignInRejection, UserCode,
+};
 pub use state::{Founder, ListFilter, Listing, Record, Row, State, Stub, TaskPage};
 pub use task::{Adoption, OwnerReport, OwnerWord, ParentLink, Submission, Task, TaskState, TaskStatus, Turn};
 pub use trace_context::{InvalidTraceContext, TraceContext};
+pub use webhook::{
+    FailedCall, Failing, LastAttempt, SetWebhook, Webhook, WebhookAuth, WebhookConfig, WebhookLease, WebhookName,
+    WebhookReport, WebhookTotals,
+};

@@ -33,8 +33,8 @@ pub const MAX_LEASED_PER_NODE: usize = 5_000;
 /// whole.
 pub const MAX_PAGE_BYTES: usize = 8 * 1024 * 1024;
 
-/// Terminal tasks kept for reading. The oldest go first; see [`TERMINAL_RETENTION_MS`]. Each costs every node a few hundred
-/// bytes of memory, and its record on disk.
+/// Terminal tasks kept for reading. The oldest go first; see [`TERMINAL_RETENTION_MS`]. Each costs every node some 140
+/// bytes of memory, 240 as long as its message is remembered, and its record on disk.
 pub const MAX_TERMINAL_TASKS: usize = 1_000_000;
 
 /// Terminal tasks whose records are in memory: beyond it they go to the archive at once, as fast as entries take them.
@@ -110,6 +110,24 @@ pub const MAX_NOTE_KEY_BYTES: usize = 64;
 /// Longest text of a note, in bytes: notes are settings and marks, not documents.
 pub const MAX_NOTE_BYTES: usize = 1024;
 
+/// Most peers that operators make known at run time: every node holds them all, and each agent is told of its own.
+pub const MAX_PEERS: usize = 1_000;
+
+/// Most URLs of one peer: each is tried before it counts as gone.
+pub const MAX_PEER_URLS: usize = 8;
+
+/// Longest URL, in bytes.
+pub const MAX_URL_BYTES: usize = 2_048;
+
+/// Most bytes of what is said of one peer beside its URLs: a description and names, no document.
+pub const MAX_PEER_TEXT_BYTES: usize = 8 * 1024;
+
+/// Most reasons that are kept for counting a task's content as outside input: the first few say enough.
+pub const MAX_OUTSIDE_REASONS: usize = 8;
+
+/// Longest such reason, in characters.
+pub const MAX_OUTSIDE_REASON_CHARS: usize = 200;
+
 /// Terminal tasks that one sweep removes at most.
 pub const MAX_SWEPT_PER_ENTRY: usize = 1_000;
 
@@ -125,3 +143,52 @@ pub const MAX_LATE_RESULTS: usize = 16;
 
 /// Longest text that is kept of a late result, in characters: it is shown to a person.
 pub const MAX_LATE_RESULT_CHARS: usize = 2_000;
+
+/// Most sessions of people at the same time: every node holds them all, and a person has a few.
+pub const MAX_SESSIONS: usize = 4_096;
+
+/// Most sessions of one name: as many devices as a person has, with room for those that were forgotten.
+pub const MAX_SESSIONS_PER_NAME: usize = 64;
+
+/// Longest life of a session: 30 days, as for a certificate.
+pub const MAX_SESSION_MS: u64 = 30 * 24 * 3600 * 1000;
+
+/// Most requests of devices at the same time, decided ones too: strangers make them, and each is in the state of every node.
+pub const MAX_DEVICE_REQUESTS: usize = 256;
+
+/// Most requests of devices from one source that nobody has decided: one stranger does not fill the list that all share.
+pub const MAX_DEVICE_REQUESTS_PER_SOURCE: usize = 4;
+
+/// Longest life of a request of a device: whoever asks has an operator at hand.
+pub const MAX_DEVICE_REQUEST_MS: u64 = 15 * 60 * 1000;
+
+/// Longest name of a client, and of where it asks from, in bytes: an operator reads it.
+pub const MAX_CLIENT_NAME_BYTES: usize = 64;
+
+/// Names that were approved and are remembered as such; beyond it the one goes that was not approved for the longest time.
+pub const MAX_REMEMBERED_NAMES: usize = 16_384;
+
+/// Most webhooks of one task: each of its events is sent to all of them.
+pub const MAX_WEBHOOKS_PER_TASK: usize = 16;
+
+/// Most webhooks in the cluster: each is in the state of every node, with a place in the events of its task, and looked at
+/// once a second.
+pub const MAX_WEBHOOKS: usize = 20_000;
+
+/// Most webhooks of one principal: one caller does not fill the list that all share.
+pub const MAX_WEBHOOKS_PER_PRINCIPAL: usize = 10_000;
+
+/// Longest URL of a webhook, in bytes: what proxies and servers commonly take.
+pub const MAX_WEBHOOK_URL_BYTES: usize = 2_048;
+
+/// Longest token or credentials of a webhook, in bytes: a signed token with some claims fits, and so it does into a header.
+pub const MAX_WEBHOOK_SECRET_BYTES: usize = 4_096;
+
+/// Longest text that is kept of what came of a call, in characters: it is shown to a person.
+pub const MAX_WEBHOOK_SAID_CHARS: usize = 200;
+
+/// How long a receiver may fail to take one event before its webhook is given up: an outage over a day is noticed.
+pub const WEBHOOK_PATIENCE_MS: u64 = 24 * 3600 * 1000;
+
+/// Webhooks that one entry gives to a node at most: it bounds the time of one `apply`.
+pub const MAX_CLAIMED_PER_ENTRY: usize = 256;

@@ -72,6 +72,13 @@ pub struct Node {
     /// Its labels; none where an earlier version registered it, which knows of no labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<Labels>,
+    /// Up to which [`crate::Level`] it knows the rules, as it said when it registered last.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub level: u32,
+}
+
+pub(crate) fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl Node {

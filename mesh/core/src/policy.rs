@@ -1,12 +1,23 @@
 //! Who may do what. Checked once, at the head of `State::apply`.
 
-use crate::{Command, Principal, Rejection};
+use crate::{Command, Principal, PrincipalRole, Rejection, SignIn};
 
 /// Refuses a command that `by` may not give, whatever the state.
 pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> {
     let allowed = match command {
-        Command::Submit(_) | Command::Continue { .. } | Command::Cancel { .. } | Command::Upload { .. } => match by {
+        // Of the commands to a task only these two, so that none is nested deeper than one level.
+        Command::IfGeneration { task, then, .. } => {
+            let fits = matches!(then.as_ref(), Command::Continue { task: of, .. } | Command::Cancel { task: of } if of == task);
+            fits && check(by, then).is_ok()
+        }
+        Command::Submit(_)
+        | Command::Continue { .. }
+        | Command::Cancel { .. }
+        | Command::Upload { .. }
+        | Command::SetWebhook(_)
+        | Command::RemoveWebhook(_) => match by {
             Principal::Operator | Principal::Agent { .. } => true,
+            Principal::Named { role, .. } => *role != PrincipalRole::Anonymous,
             Principal::Node(_) => false,
         },
         Command::MintToken { .. }
@@ -15,16 +26,30 @@ pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> 
         | Command::Drain { .. }
         | Command::Undrain { .. }
         | Command::Resolve(_)
-        | Command::Note { .. } => *by == Principal::Operator,
-        Command::NodeUp { node, .. } | Command::Certify { node, .. } => *by == Principal::Node(*node),
+        | Command::AddPeer(_)
+        | Command::RemovePeer { .. }
+        | Command::Note { .. } => by.is_operator(),
+        Command::SignIn(change) => match &**change {
+            SignIn::Approve(_) | SignIn::Deny { .. } => by.is_operator(),
+            // Somebody else than an operator ends its own sessions.
+            SignIn::Revoke(_) => by.is_operator() || matches!(by, Principal::Named { .. }),
+            SignIn::Ask(_) | SignIn::Redeem { .. } | SignIn::Launch { .. } | SignIn::Seen { .. } => {
+                matches!(by, Principal::Node(_))
+            }
+        },
+        Command::NodeUp { node, .. } | Command::Certify { node, .. } | Command::ClaimWebhooks { node, .. } => {
+            *by == Principal::Node(*node)
+        }
         Command::Report(_)
+        | Command::ReportWebhook(_)
         | Command::Testify(_)
         | Command::Found { .. }
         | Command::Enrol(_)
         | Command::NodeLost { .. }
         | Command::AssignPending
         | Command::Sweep
-        | Command::Archive { .. } => matches!(by, Principal::Node(_)),
+        | Command::Archive { .. }
+        | Command::Raise { .. } => matches!(by, Principal::Node(_)),
     };
     if allowed { Ok(()) } else { Err(Rejection::NotAllowed { by: by.to_string() }) }
 }

@@ -8,9 +8,9 @@ use std::{
 
 use crate::{
     Adoption, Agent, AgentName, AgentSpec, Applied, Asked, BootId, Command, ContextId, Doubt, Effect, Epoch, EventKind,
-    JoinToken, Labels, Lease, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth, NodeId, NodeRole, Note,
-    Outcome, OwnerReport, OwnerWord, Placement, Principal, Proposal, Rejection, Reply, Stamp, Step, Submission, Task,
-    TaskId, TaskState, TaskStatus, Timestamp, Turn, VShard, limits,
+    Handover, Intent, JoinToken, Labels, Lease, Level, Message, MessageId, Metadata, Node, NodeAddresses, NodeHealth,
+    NodeId, NodeRole, Note, Outcome, OwnerReport, OwnerWord, Placement, Principal, PrincipalRole, Proposal, Rejection,
+    Reply, Stamp, Step, Submission, Task, TaskId, TaskState, TaskStatus, Timestamp, Turn, VShard, limits,
     mutants::{self, Mutant},
     note::Notes,
     policy, task,
@@ -21,15 +21,26 @@ mod dedup;
 mod doubt;
 mod enrolment;
 mod finished;
+mod generation;
 mod members;
+mod peers;
+mod push;
+mod remembered;
 mod room;
+mod sign_in;
+mod stubs;
 mod waiting;
 
 use blobs::Named;
 use dedup::{Expiring, Sent};
-use finished::Archived;
-pub use finished::{Listing, Record, Row, Stub, TaskPage};
+pub use finished::{Listing, Record, Row, TaskPage};
+use peers::Peers;
+use push::Webhooks;
+use remembered::Remembered;
 use room::OpenTasks;
+use sign_in::SignIns;
+use stubs::Archived;
+pub use stubs::Stub;
 
 type TaskKey = (VShard, TaskId);
 
@@ -63,12 +74,27 @@ pub struct State {
     ended: BTreeSet<(Timestamp, TaskId)>,
     #[serde(default, skip_serializing_if = "Notes::is_empty")]
     notes: Notes,
+    /// Agents outside of this mesh; shared with the copies that snapshots are made of.
+    #[serde(default, skip_serializing_if = "Peers::is_empty")]
+    peers: Peers,
     /// What lies in the blob store.
     #[serde(default, skip_serializing_if = "Named::is_empty")]
     named: Named,
     /// Terminal tasks whose records are in the archive.
     #[serde(default, skip_serializing_if = "Archived::is_empty")]
     archived: Archived,
+    /// Messages of archived tasks.
+    #[serde(default, skip_serializing_if = "Remembered::is_empty")]
+    remembered: Remembered,
+    /// The rules that count.
+    #[serde(default, skip_serializing_if = "Level::is_first")]
+    pub(crate) level: Level,
+    /// Who is signed in, and who asks to be.
+    #[serde(default, skip_serializing_if = "SignIns::is_empty")]
+    sign_ins: SignIns,
+    /// Who is told of tasks.
+    #[serde(default, skip_serializing_if = "Webhooks::is_empty")]
+    webhooks: Webhooks,
     #[serde(skip)]
     open: OpenTasks,
     last: Stamp,
@@ -111,6 +137,10 @@ impl State {
         self.last = stamp;
         let Proposal { by, command } = proposal;
         policy::check(&by, &command)?;
+        self.carry_out(by, command, stamp)
+    }
+
+    fn carry_out(&mut self, by: Principal, command: Command, stamp: Stamp) -> Result<Applied, Rejection> {
         match command {
             Command::Submit(submission) => self.submit(by, *submission, stamp),
             Command::Continue { task, message, trace } => self.continue_task(&by, task, message, trace, stamp),
@@ -123,8 +153,8 @@ impl State {
             }
             Command::MintToken { hash, role, ttl_ms } => self.mint(hash, role, ttl_ms, stamp),
             Command::Enrol(enrolment) => self.enrol(enrolment, stamp),
-            Command::NodeUp { node, boot, addresses, version, capacity, agents, labels } => {
-                let news = NodeNews { boot, addresses, version, capacity, labels };
+            Command::NodeUp { node, boot, addresses, version, capacity, agents, labels, level } => {
+                let news = NodeNews { boot, addresses, version, capacity, labels, level };
                 self.node_up(node, news, agents, stamp)
             }
             Command::NodeLost { node, boot } => Ok(self.node_lost(node, boot, stamp)),
@@ -140,6 +170,15 @@ impl State {
                 self.notes.put(key, Note { value, version }).map(|()| done(Vec::new()))
             }
             Command::Archive { tasks } => self.archive(&tasks),
+            Command::Raise { level } => self.raise(level),
+            Command::AddPeer(peer) => self.add_peer(*peer, stamp),
+            Command::RemovePeer { name } => self.remove_peer(name),
+            Command::SignIn(change) => self.sign_in(&by, *change, stamp),
+            Command::SetWebhook(set) => self.set_webhook(&by, *set, stamp),
+            Command::RemoveWebhook(name) => self.remove_webhook(&by, &name),
+            Command::ClaimWebhooks { node, boot, webhooks } => self.claim_webhooks(node, boot, &webhooks, stamp),
+            Command::ReportWebhook(report) => self.report_webhook(&by, *report, stamp),
+            Command::IfGeneration { task, generation, then } => self.if_generation(by, task, generation, *then, stamp),
         }
     }
 
@@ -155,7 +194,7 @@ impl State {
 
     /// Makes this state that of another cluster, founded by one new node: tasks and what is known of their messages stay,
     /// nodes, join tokens and agents go. Every lease is void, and who held one counts as lost, so that the tasks are
-    /// adopted like those of a dead node. The new node's id must be a log index behind everything in this state, where
+    /// adopted like those of a dead node; those that are open are marked as [restored](Task::restored). The new node's id must be a log index behind everything in this state, where
     /// the new cluster's log begins: so no epoch and no id comes twice.
     pub fn refound(&mut self, cluster: uuid::Uuid, name: String, founder: Founder) {
         let Founder { node, name: node_name, addresses } = founder;
@@ -163,12 +202,18 @@ impl State {
         for old in lost {
             self.lose_leases(old, &mut Vec::new());
         }
+        self.webhooks.void_leases(None);
+        let open = self.tasks.values_mut().filter(|task| !task.status.state.is_terminal());
+        open.for_each(|task| Arc::make_mut(task).restored = true);
         self.last.index = node.0;
         self.cluster = Some((cluster, name));
         self.nodes = BTreeMap::from([(node, new_node(node, node_name, NodeRole::Voter, addresses, self.last.at))]);
         self.tokens.clear();
         self.removed.clear();
-        self.agents.clear();
+        let peers = &self.peers;
+        self.agents.retain(|name, _| peers::is_joined(peers, name));
+        self.agents.values_mut().for_each(|agent| agent.placed.clear());
+        self.sign_ins.refound();
     }
 
     /// Position and time of the last command.
@@ -213,7 +258,12 @@ impl State {
 
     /// A task as a principal may see it: another's looks as if it did not exist.
     pub fn task_for(&self, by: &Principal, id: TaskId) -> Option<&Task> {
-        self.task(id).filter(|task| task.owner == *by.owner())
+        self.task(id).filter(|task| by.may_act_on(&task.owner))
+    }
+
+    /// A task that asks this principal something, whoever owns it: it may see what it is asked about, and answer.
+    fn asked_task(&self, by: &Principal, id: TaskId) -> Option<&Task> {
+        self.task(id).filter(|task| task.asked_of().is_some_and(|to| to == by.owner().to_string()))
     }
 
     /// The tasks whose lease a node holds.
@@ -264,6 +314,7 @@ impl State {
             || self.oldest_ended().is_some_and(|(at, _)| now.0.saturating_sub(at.0) > limits::TERMINAL_RETENTION_MS)
             || self.has_expired_messages(now)
             || self.has_expired_uploads(now)
+            || self.sign_ins.has_over(now)
             || self.tokens.values().any(|token| token_is_over(token, now))
     }
 
@@ -284,10 +335,10 @@ impl State {
     }
 
     fn submit(&mut self, by: Principal, submission: Submission, stamp: Stamp) -> Result<Applied, Rejection> {
-        if let Some(task) = self.sent_before(&by, &submission.message, Some(&submission.agent), stamp.at)? {
+        if let Some(task) = self.sent_before(&by.owner(), &submission.message, Some(&submission.agent), stamp.at)? {
             return Ok(Applied { reply: Reply::Submitted { task, created: false }, effects: Vec::new() });
         }
-        check_message(&submission.message)?;
+        check_message(&submission.message, self.level)?;
         if !self.agents.contains_key(&submission.agent) {
             return Err(Rejection::UnknownAgent {
                 agent: submission.agent,
@@ -305,11 +356,13 @@ impl State {
         }
         self.check_room(&by, &submission)?;
         let blobs = blobs::of_message(&submission.message);
-        self.check_blobs(by.owner(), None, &blobs)?;
+        self.check_blobs(&by.owner(), None, &blobs)?;
 
         let id = submission.task;
         let prefer = submission.prefer;
-        let task = new_task(by, submission, stamp.at);
+        let mut task = new_task(by, submission, stamp.at);
+        let parent = task.parent.as_ref().and_then(|parent| self.task(parent.task));
+        task.restored = parent.is_some_and(|parent| parent.restored);
         self.remember(&task.owner, &task.history[0], &task);
         if let Some(parent) = &task.parent {
             self.children.entry(parent.task).or_default().insert(id);
@@ -331,13 +384,13 @@ impl State {
         trace: crate::TraceContext,
         stamp: Stamp,
     ) -> Result<Applied, Rejection> {
-        let Some(task) = self.task_for(by, id) else {
+        let Some(task) = self.task_for(by, id).or_else(|| self.asked_task(by, id)) else {
             return self.continue_ended(by, id, &message, stamp);
         };
-        if let Some(task) = self.sent_before(by, &message, None, stamp.at)? {
+        if let Some(task) = self.sent_before(&task.owner, &message, None, stamp.at)? {
             return Ok(Applied { reply: Reply::Continued { task }, effects: Vec::new() });
         }
-        check_message(&message)?;
+        check_message(&message, self.level)?;
         if message.context_id.as_ref().is_some_and(|context| *context != task.context) {
             return Err(Rejection::ContextMismatch { task: id });
         }
@@ -348,18 +401,22 @@ impl State {
         if !state.is_interrupted() {
             return Err(Rejection::TaskBusy { task: id, state });
         }
-        State::check_room_in(task, &message)?;
+        self.check_room_in(task, &message)?;
         let blobs = blobs::of_message(&message);
-        self.check_blobs(by.owner(), Some(task), &blobs)?;
+        self.check_blobs(&task.owner, Some(task), &blobs)?;
 
+        let overrides = overridden(task, by)?;
         let mut task = task.clone();
         settle_questions(&mut task, &message, stamp.at)?;
-        self.remember(by.owner(), &message, &task);
+        if let Some(reason) = outside_reason(by, &message) {
+            task.note_outside_input(&reason);
+        }
+        self.remember(&task.owner, &message, &task);
         task.bytes += message.size();
         task.history.push(message);
         self.tasks.insert(key(id), Arc::new(task));
         self.name_blobs(id, &blobs, stamp);
-        Ok(self.go_on(id, trace, Metadata::new(), stamp))
+        Ok(self.go_on(id, trace, overrides, stamp))
     }
 
     fn cancel(&mut self, by: &Principal, id: TaskId, stamp: Stamp) -> Result<Applied, Rejection> {
@@ -376,6 +433,18 @@ impl State {
         let mut effects = Vec::new();
         self.cancel_tree(id, stamp, &mut effects);
         Ok(done(effects))
+    }
+
+    /// What a task delegated does not outlive it; what it sent does when it has completed.
+    fn cancel_children(&mut self, id: TaskId, state: TaskState, stamp: Stamp, effects: &mut Vec<Effect>) {
+        let was_sent = |child: &Task| {
+            let step = child.parent.as_ref().and_then(|parent| self.task(id)?.step(parent.step));
+            step.is_some_and(|step| matches!(step.intent, Intent::Delegate { handover: Handover::Send, .. }))
+        };
+        let stays = |child: &TaskId| state == TaskState::Completed && self.task(*child).is_some_and(was_sent);
+        let children = self.children.get(&id).into_iter().flatten();
+        let canceled: Vec<TaskId> = children.filter(|child| !stays(child)).copied().collect();
+        canceled.into_iter().for_each(|child| self.cancel_tree(child, stamp, effects));
     }
 
     /// Cancels a task and every open task below it: a child does not outlive its parent.
@@ -440,7 +509,7 @@ impl State {
         }
         if state.is_terminal() {
             self.end(id, stamp);
-            self.cancel_tree(id, stamp, &mut effects);
+            self.cancel_children(id, state, stamp, &mut effects);
         }
         if is_released {
             self.give_away(id, owner, stamp, &mut effects);
@@ -486,6 +555,7 @@ impl State {
         node.version = news.version;
         node.capacity = news.capacity;
         node.labels = news.labels;
+        node.level = news.level;
         node.health = NodeHealth::Up;
         node.declares = agents.iter().map(|agent| agent.name.clone()).collect();
 
@@ -495,13 +565,18 @@ impl State {
         }
         for spec in agents {
             let name = spec.name.clone();
+            // One that any node can dial is the one that the mesh knows.
+            if self.is_joined(&name) {
+                continue;
+            }
             self.agents
                 .entry(name)
                 .and_modify(|agent| agent.spec = spec.clone())
                 .or_insert(Agent { spec, placed: BTreeSet::new() });
         }
-        let nodes = &self.nodes;
-        self.agents.retain(|name, _| nodes.values().any(|node| node.declares.contains(name)));
+        let (nodes, peers) = (&self.nodes, &self.peers);
+        let is_anywhere = |name: &AgentName| nodes.values().any(|node| peers::can_run(peers, node, name));
+        self.agents.retain(|name, _| is_anywhere(name));
         self.place_agents(&mut effects);
         effects.extend(self.assign_pending(stamp));
         Ok(done(effects))
@@ -541,6 +616,7 @@ impl State {
         }
         self.forget_messages(stamp.at);
         self.forget_uploads(stamp.at);
+        self.sign_ins.forget_over(stamp.at);
         self.tokens.retain(|_, token| !token_is_over(token, stamp.at));
         done(Vec::new())
     }
@@ -565,6 +641,7 @@ impl State {
         } else {
             return;
         };
+        self.webhooks.forget(id);
         self.children.remove(&id);
         if let Some(parent) = &parent
             && let Some(siblings) = self.children.get_mut(&parent.task)
@@ -595,6 +672,7 @@ impl State {
 
     /// Ends every lease of a node that was lost or came back as another process.
     fn lose_leases(&mut self, node: NodeId, effects: &mut Vec<Effect>) {
+        self.webhooks.void_leases(Some(node));
         for id in self.leased.remove(&node).unwrap_or_default() {
             let Some(task) = self.tasks.get_mut(&key(id)).map(Arc::make_mut) else { continue };
             task.lease = None;
@@ -655,7 +733,7 @@ impl State {
         let can_host = |node: &&Node| {
             node.takes_tasks()
                 && wish != Wish::Except(node.id)
-                && node.declares.contains(agent)
+                && self.can_run(node, agent)
                 && (!all_know_labels || node.has_labels(&spec.labels))
                 && self.load_of(node.id) < limits::MAX_LEASED_PER_NODE
         };
@@ -687,7 +765,7 @@ impl State {
             let mut candidates: Vec<NodeId> = self
                 .nodes
                 .values()
-                .filter(|node| node.takes_tasks() && node.declares.contains(name))
+                .filter(|node| node.takes_tasks() && peers::can_run(&self.peers, node, name))
                 .filter(fits)
                 .map(|node| node.id)
                 .collect();
@@ -762,6 +840,7 @@ struct NodeNews {
     version: String,
     capacity: u32,
     labels: Option<Labels>,
+    level: u32,
 }
 
 fn done(effects: Vec<Effect>) -> Applied {
@@ -777,7 +856,7 @@ fn token_is_over(token: &JoinToken, now: Timestamp) -> bool {
     now.0 > token.expires.0.saturating_add(KEPT_AFTER_EXPIRY_MS)
 }
 
-fn check_message(message: &Message) -> Result<(), Rejection> {
+fn check_message(message: &Message, level: Level) -> Result<(), Rejection> {
     let blank =
         message.parts.iter().all(|part| matches!(&part.content, crate::Content::Text(text) if text.trim().is_empty()));
     if blank {
@@ -792,7 +871,7 @@ fn check_message(message: &Message) -> Result<(), Rejection> {
             limit: limits::MAX_CONTENT_BYTES as u64,
         });
     }
-    if message.extra_size() > limits::MAX_METADATA_BYTES {
+    if level >= Level::BOUNDS && message.extra_size() > limits::MAX_METADATA_BYTES {
         let limit = limits::MAX_METADATA_BYTES as u64;
         return Err(Rejection::TooLarge { what: "metadata of the message in bytes".into(), limit });
     }
@@ -815,17 +894,19 @@ fn new_node(id: NodeId, name: String, role: NodeRole, addresses: NodeAddresses, 
         draining: None,
         certificate: None,
         labels: None,
+        level: 0,
     }
 }
 
 fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
     let Submission { task: id, fresh_context, agent, message, parent, hop, deadline_ms, trace, .. } = submission;
+    let outside = outside_reason(&by, &message);
     let context = message.context_id.clone().unwrap_or(fresh_context);
     let mut task = Task {
         id,
         context,
         agent,
-        owner: by.owner().clone(),
+        owner: by.owner(),
         submitted_by: by,
         parent,
         hop,
@@ -833,6 +914,7 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
         deadline: deadline_ms.map(|ms| Timestamp(at.0.saturating_add(ms))),
         status: TaskStatus { state: TaskState::Submitted, message: None, at },
         bytes: message.size(),
+        outside_input: Vec::new(),
         blobs: BTreeMap::new(),
         history: vec![message],
         artifacts: Vec::new(),
@@ -843,12 +925,26 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
         adoptions: Vec::new(),
         ran_on: Vec::new(),
         late_results: Vec::new(),
+        restored: false,
         turn: Turn { number: 1, attempt: 1, span: None, parent: trace, started: at, lost: Vec::new() },
         journal: Vec::new(),
         trace,
     };
+    if let Some(reason) = outside {
+        task.note_outside_input(&reason);
+    }
     task.push_event(at, EventKind::Created);
     task
+}
+
+/// Why a message counts as outside input: another agent wrote it, and no agent of this mesh.
+fn outside_reason(by: &Principal, message: &Message) -> Option<String> {
+    let from_a_mesh = crate::chain_in(message).last().map(|link| format!("message of agent {}", link.agent));
+    match by {
+        Principal::Named { id, role: PrincipalRole::Agent } => Some(format!("message of agent {id}")),
+        Principal::Operator | Principal::Node(_) | Principal::Named { .. } => from_a_mesh,
+        Principal::Agent { .. } => None,
+    }
 }
 
 fn adoption_metadata(from: NodeId, to: NodeId, epoch: Epoch, wish: Wish) -> Metadata {
@@ -859,6 +955,20 @@ fn adoption_metadata(from: NodeId, to: NodeId, epoch: Epoch, wish: Wish) -> Meta
     // In the order of the names: whether a JSON object keeps another order is a feature of a build.
     let adopted = serde_json::json!({ "epoch": epoch, "from": from, "reason": reason, "to": to });
     Metadata::from([("dev.towline/adopted".to_owned(), adopted)])
+}
+
+/// Whether this principal may answer what the task asks. An operator may in the place of the one who is asked: that is what the
+/// metadata of the next event then says.
+fn overridden(task: &Task, by: &Principal) -> Result<Metadata, Rejection> {
+    let answers = by.owner().to_string();
+    match task.asked_of() {
+        Some(to) if to != answers && by.is_operator() => {
+            let overridden = serde_json::json!({ "by": answers, "to": to });
+            Ok(Metadata::from([("dev.towline/override".to_owned(), overridden)]))
+        }
+        Some(to) if to != answers => Err(Rejection::NotAsked { task: task.id, to: to.to_owned() }),
+        Some(_) | None => Ok(Metadata::new()),
+    }
 }
 
 /// Lets an answer end the step that asked for it. With several open questions the first one is answered; a step in doubt
@@ -881,5 +991,6 @@ fn settle_questions(task: &mut Task, message: &Message, at: Timestamp) -> Result
     }
     let verdict = crate::doubt::verdict_of(message).ok_or(Rejection::UndecidedDoubt { step: step.no })?;
     crate::doubt::settle(step, &verdict, at);
+    task.restored &= !verdict.denies();
     Ok(())
 }

@@ -8,8 +8,8 @@ use crate::{
     Message, Metadata, NodeId, Outcome, Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp,
     TraceContext,
     limits::{
-        MAX_ARTIFACTS, MAX_CONTENT_BYTES, MAX_EVENTS_PER_TASK, MAX_PARTS, MAX_RETAINED_EVENTS, MAX_STEPS,
-        MAX_TASK_BYTES,
+        MAX_ARTIFACTS, MAX_CONTENT_BYTES, MAX_EVENTS_PER_TASK, MAX_OUTSIDE_REASON_CHARS, MAX_OUTSIDE_REASONS,
+        MAX_PARTS, MAX_RETAINED_EVENTS, MAX_STEPS, MAX_TASK_BYTES,
     },
     mutants::{self, Mutant},
 };
@@ -172,6 +172,10 @@ pub struct Task {
     /// What former owners told after their lease had ended: evidence, never applied.
     #[serde(default)]
     pub late_results: Vec<LateResult>,
+    /// Whether it was open when its state was saved, and goes on in a cluster that began with that: what it did in between is
+    /// not known here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restored: bool,
     /// The current or last turn.
     pub turn: Turn,
     /// The steps of all turns.
@@ -180,6 +184,9 @@ pub struct Task {
     pub trace: TraceContext,
     /// Bytes of content in messages, artifacts and journal.
     pub bytes: usize,
+    /// Why what it says counts as outside input: text of another agent or of an untrusted tool went into it. Empty if none did.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outside_input: Vec<String>,
     /// Every blob that it names or has named, and its length.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub blobs: BTreeMap<BlobHash, u64>,
@@ -227,6 +234,33 @@ impl Task {
     /// Steps that a person must decide on.
     pub fn doubtful_steps(&self) -> impl Iterator<Item = &Step> {
         self.open_steps().filter(|step| step.doubt == Some(Doubt::Asked))
+    }
+
+    /// Whether text of another agent or of an untrusted tool went into it.
+    pub fn is_outside_input(&self) -> bool {
+        !self.outside_input.is_empty()
+    }
+
+    /// The one principal that may answer its open question, if that is one.
+    pub fn asked_of(&self) -> Option<&str> {
+        let asks = |step: &&Step| {
+            matches!(step.intent, Intent::Ask { .. })
+                || step.asked == Some(Asked::Waiting)
+                || step.doubt == Some(Doubt::Asked)
+        };
+        let step = self.open_steps().find(asks).filter(|_| self.status.state.is_interrupted())?;
+        match &step.intent {
+            Intent::Ask { to, .. } => to.as_deref(),
+            Intent::Model { .. } | Intent::Tool { .. } | Intent::Delegate { .. } | Intent::Refused { .. } => None,
+        }
+    }
+
+    /// Each reason once, and no more than [`MAX_OUTSIDE_REASONS`].
+    pub(crate) fn note_outside_input(&mut self, reason: &str) {
+        let reason: String = reason.chars().take(MAX_OUTSIDE_REASON_CHARS).collect();
+        if self.outside_input.len() < MAX_OUTSIDE_REASONS && !self.outside_input.contains(&reason) {
+            self.outside_input.push(reason);
+        }
     }
 
     pub(crate) fn push_event(&mut self, at: Timestamp, kind: EventKind) {
@@ -325,6 +359,9 @@ pub enum OwnerWord {
         step: StepNo,
         /// The question, as the client sees it.
         message: Message,
+        /// Whether credentials are asked for.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        auth: bool,
     },
     /// Steps are in doubt: the task waits for a person's decision; the lease ends.
     Doubt {
@@ -341,6 +378,11 @@ pub enum OwnerWord {
         state: TaskState,
         /// The reason of a failure.
         message: Option<Message>,
+    },
+    /// From here on what the task says counts as outside input.
+    OutsideInput {
+        /// Whose text went into it.
+        reason: String,
     },
 }
 
@@ -362,6 +404,7 @@ impl OwnerWord {
             | OwnerWord::StepRestarted { .. }
             | OwnerWord::PeerTask { .. }
             | OwnerWord::StepEnded { .. }
+            | OwnerWord::OutsideInput { .. }
             | OwnerWord::Released => Vec::new(),
         }
     }
@@ -385,6 +428,7 @@ pub(crate) fn check_words(task: &Task, words: &[OwnerWord]) -> Result<(), Reject
         let misplaced = match word {
             OwnerWord::TurnStarted { .. }
             | OwnerWord::Chunk { .. }
+            | OwnerWord::OutsideInput { .. }
             | OwnerWord::Released
             | OwnerWord::Finished { .. } => None,
             OwnerWord::StepStarted { step, .. } => (step.0 as usize != journal_length).then_some(*step),
@@ -407,7 +451,10 @@ pub(crate) fn check_words(task: &Task, words: &[OwnerWord]) -> Result<(), Reject
             | OwnerWord::Finished { .. }
             | OwnerWord::AskPerson { .. }
             | OwnerWord::Doubt { .. } => has_ended = true,
-            OwnerWord::TurnStarted { .. } | OwnerWord::StepRestarted { .. } | OwnerWord::PeerTask { .. } => {}
+            OwnerWord::TurnStarted { .. }
+            | OwnerWord::StepRestarted { .. }
+            | OwnerWord::PeerTask { .. }
+            | OwnerWord::OutsideInput { .. } => {}
         }
     }
     let too_large = |what: &str, limit: usize| Rejection::TooLarge { what: what.into(), limit: limit as u64 };
@@ -433,6 +480,7 @@ pub(crate) fn check_words(task: &Task, words: &[OwnerWord]) -> Result<(), Reject
         | OwnerWord::AskPerson { .. }
         | OwnerWord::Doubt { .. }
         | OwnerWord::Released
+        | OwnerWord::OutsideInput { .. }
         | OwnerWord::Finished { .. } => false,
     };
     if task.artifacts.len() + words.iter().filter(names_new).count() > MAX_ARTIFACTS {
@@ -495,12 +543,13 @@ pub(crate) fn apply_word(task: &mut Task, word: OwnerWord, at: Timestamp) {
             store_chunk(task, &artifact_id, name.as_ref(), &parts, append, &metadata);
             task.push_event(at, EventKind::Artifact { artifact_id, name, parts, append, last_chunk, metadata });
         }
-        OwnerWord::AskPerson { step, message } => {
+        OwnerWord::AskPerson { step, message, auth } => {
             let step = step_mut(task, step);
             if matches!(step.intent, Intent::Delegate { .. }) {
                 step.asked = Some(Asked::Waiting);
             }
-            task.set_status(at, TaskState::InputRequired, Some(message), Metadata::new());
+            let state = if auth { TaskState::AuthRequired } else { TaskState::InputRequired };
+            task.set_status(at, state, Some(message), Metadata::new());
         }
         OwnerWord::Doubt { steps, message } => {
             for step in steps {
@@ -508,6 +557,7 @@ pub(crate) fn apply_word(task: &mut Task, word: OwnerWord, at: Timestamp) {
             }
             task.set_status(at, TaskState::InputRequired, Some(message), Metadata::new());
         }
+        OwnerWord::OutsideInput { reason } => task.note_outside_input(&reason),
         // Who owns the task is the state's to say.
         OwnerWord::Released => {}
         OwnerWord::Finished { state, message } => {
@@ -533,6 +583,7 @@ fn word_size(word: &OwnerWord) -> usize {
         | OwnerWord::AskPerson { .. }
         | OwnerWord::Doubt { .. }
         | OwnerWord::Released
+        | OwnerWord::OutsideInput { .. }
         | OwnerWord::Finished { .. } => 0,
     }
 }

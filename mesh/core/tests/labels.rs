@@ -12,11 +12,12 @@ fn labels<const N: usize>(pairs: [(&str, &str); N]) -> Labels {
 
 /// Registers a node that declares `reader`, which asks for these labels of its nodes.
 fn up(log: &mut Log, node: u64, capacity: u32, own: Labels, wanted: Labels) {
-    let Command::NodeUp { node: id, boot, addresses, version, mut agents, .. } = node_up(node, boot(node, 1), 0) else {
+    let Command::NodeUp { node: id, boot, addresses, version, mut agents, level, .. } = node_up(node, boot(node, 1), 0)
+    else {
         panic!("node_up makes another command")
     };
     agents[0].labels = wanted;
-    let up = Command::NodeUp { node: id, boot, addresses, version, capacity, agents, labels: Some(own) };
+    let up = Command::NodeUp { node: id, boot, addresses, version, capacity, agents, labels: Some(own), level };
     log.node(node, up).unwrap();
 }
 

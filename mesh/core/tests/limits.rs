@@ -67,11 +67,12 @@ fn tasks_that_no_node_can_take_do_not_stand_before_those_that_one_can() {
 
 /// A node that declares the agent `writer` and no other.
 fn writer_up(id: u64) -> Command {
-    let Command::NodeUp { node, boot, addresses, version, capacity, mut agents, labels } = node_up(id, boot(id, 1), 8)
+    let Command::NodeUp { node, boot, addresses, version, capacity, mut agents, labels, level } =
+        node_up(id, boot(id, 1), 8)
     else {
         panic!("node_up makes another command")
     };
     agents.truncate(1);
     agents[0].name = name("writer");
-    Command::NodeUp { node, boot, addresses, version, capacity, agents, labels }
+    Command::NodeUp { node, boot, addresses, version, capacity, agents, labels, level }
 }

@@ -470,6 +470,7 @@ fn intent(kind: u8, no: u32) -> Intent {
             message: Box::new(user_message(&format!("step-{no}"), "read it")),
             peer_task: None,
             on_adoption: OnAdoption::Retry,
+            handover: Handover::Delegation,
         },
         3 => ask_intent(),
         _ => Intent::Refused { call_id: format!("call-{no}"), name: "unknown".into() },

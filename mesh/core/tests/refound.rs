@@ -47,6 +47,24 @@ fn tasks_and_their_messages_stay_and_members_tokens_and_agents_go() {
 }
 
 #[test]
+fn what_is_open_is_marked_as_restored_with_its_children_until_a_person_says_that_a_step_did_not_happen() {
+    let mut log = Log::of_nodes(3);
+    let done = log.submit(2, "reader", 1);
+    log.report(done, vec![turn_started(1), finished(TaskState::Completed)]).unwrap();
+    let (open, _) = log.doubtful(1, 2);
+    assert!(!log.task(open).restored);
+
+    refound(&mut log.state);
+
+    assert!(log.task(open).restored && !log.task(done).restored);
+    assert_eq!(decode(&encode(&log.state)), log.state);
+    log.resolve(open, Some(0), Verdict::Done { result: "sent".into() }).unwrap();
+    assert!(log.task(open).restored, "more may have happened");
+    log.resolve(open, Some(1), Verdict::Retry).unwrap();
+    assert!(!log.task(open).restored, "and nothing behind it");
+}
+
+#[test]
 fn a_refounded_state_is_read_back_as_it_was() {
     let mut log = Log::of_nodes(1);
     log.submit(1, "reader", 1);

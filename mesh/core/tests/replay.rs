@@ -14,6 +14,12 @@ const REWRITE: &str = "TOWLINE_WRITE_FIXTURES";
 /// Names a log that a failing property left behind.
 const REPLAY: &str = "TOWLINE_REPLAY";
 
+/// The kept log.
+const LOG: &str = "commands.jsonl";
+
+/// The one of a version that knew of no levels. Nothing writes it any more.
+const LOG_OF_LEVEL_0: &str = "commands-of-level-0.jsonl";
+
 /// An entry of the kept log, and what came of it when it was written.
 #[derive(Serialize, Deserialize)]
 struct Kept {
@@ -30,7 +36,7 @@ fn the_kept_log_gives_the_state_that_it_gave_when_it_was_written() {
         write_kept_log();
     }
     let mut state = State::default();
-    for (line, kept) in kept_log().into_iter().enumerate() {
+    for (line, kept) in kept_log(LOG).into_iter().enumerate() {
         let outcome = state.apply(kept.entry.proposal, kept.entry.stamp).map_err(|refused| refused.to_string());
         assert_eq!(outcome, kept.outcome, "line {}", line + 1);
         assert_eq!(digest(&state), kept.digest, "line {}: {REWRITE}=1 keeps a change made on purpose", line + 1);
@@ -39,9 +45,20 @@ fn the_kept_log_gives_the_state_that_it_gave_when_it_was_written() {
 }
 
 #[test]
+fn a_log_of_a_version_without_levels_gives_the_answers_that_it_gave() {
+    let mut state = State::default();
+    for (line, kept) in kept_log(LOG_OF_LEVEL_0).into_iter().enumerate() {
+        let outcome = state.apply(kept.entry.proposal, kept.entry.stamp).map_err(|refused| refused.to_string());
+        assert_eq!(outcome, kept.outcome, "line {}", line + 1);
+    }
+    assert_eq!(state.level(), Level::FIRST);
+    assert_eq!(decode(&encode(&state)), state);
+}
+
+#[test]
 fn a_restart_at_every_entry_of_the_kept_log_gives_the_same_state() {
     let mut state = State::default();
-    for kept in kept_log() {
+    for kept in kept_log(LOG) {
         state = decode(&encode(&state));
         let _refused_or_not = state.apply(kept.entry.proposal, kept.entry.stamp);
         assert_eq!(digest(&state), kept.digest);
@@ -50,28 +67,37 @@ fn a_restart_at_every_entry_of_the_kept_log_gives_the_same_state() {
 
 #[test]
 fn the_kept_log_shows_every_kind_of_command() {
-    let mut kinds: Vec<&str> = kept_log().iter().map(|kept| kind(&kept.entry.proposal.command)).collect();
+    let mut kinds: Vec<&str> = kept_log(LOG).iter().map(|kept| kind(&kept.entry.proposal.command)).collect();
     kinds.sort_unstable();
     kinds.dedup();
     assert_eq!(
         kinds,
         [
+            "add_peer",
             "archive",
             "assign_pending",
             "cancel",
             "certify",
+            "claim_webhooks",
             "continue",
             "drain",
             "enrol",
             "found",
+            "if_generation",
             "mint_token",
             "node_lost",
             "node_up",
             "note",
+            "raise",
             "remove_node",
+            "remove_peer",
+            "remove_webhook",
             "report",
+            "report_webhook",
             "resolve",
             "set_role",
+            "set_webhook",
+            "sign_in",
             "submit",
             "sweep",
             "testify",
@@ -96,13 +122,13 @@ fn a_log_that_a_failing_property_left_behind_can_be_stepped_through() {
     println!("{state:#?}");
 }
 
-fn kept_log() -> Vec<Kept> {
-    let text = fs::read_to_string(fixture()).unwrap();
+fn kept_log(name: &str) -> Vec<Kept> {
+    let text = fs::read_to_string(fixture(name)).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn fixture() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/commands.jsonl")
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
 fn digest(state: &State) -> String {
@@ -118,7 +144,7 @@ fn write_kept_log() {
         text += &serde_json::to_string(&kept).unwrap();
         text.push('\n');
     }
-    fs::write(fixture(), text).unwrap();
+    fs::write(fixture(LOG), text).unwrap();
 }
 
 /// A day on which all that can happen to a cluster happens once.
@@ -133,6 +159,7 @@ fn eventful_day() -> Log {
         message: Box::new(user_message("m-2", "read the file")),
         peer_task: None,
         on_adoption: OnAdoption::Retry,
+        handover: Handover::Delegation,
     };
     log.report(surveyor, vec![turn_started(1), model_step(0)]).unwrap();
     log.report(surveyor, vec![step_ended(0, ""), step_started(1, delegate)]).unwrap();
@@ -197,10 +224,84 @@ fn eventful_day() -> Log {
     log.operator(Command::Cancel { task: archived }).unwrap();
     log.archive(vec![archived]);
     log.operator(Command::Cancel { task: archived }).unwrap();
+    signed_in_and_out(&mut log);
+    told_by_webhooks(&mut log);
+    from_elsewhere(&mut log);
     log
 }
 
+/// Two agents of others come, one as an agent of the mesh, and one goes.
+fn from_elsewhere(log: &mut Log) {
+    for (text, joined) in
+        [("law", Some(JoinedAgent { description: "Knows the law.".into(), tags: Vec::new() })), ("tax", None)]
+    {
+        let peer = Peer {
+            name: name(text),
+            urls: vec!["https://a.example".into(), "https://b.example".into()],
+            token: Some(PeerToken::Secret("LEGAL".into())),
+            idempotent: false,
+            for_agents: vec![name("surveyor")],
+            joined,
+        };
+        log.operator(Command::AddPeer(Box::new(peer))).unwrap();
+    }
+    log.submit(12, "law", 1);
+    log.operator(Command::RemovePeer { name: name("tax") }).unwrap();
+}
+
+/// The node that tells is lost, and another one goes on.
+fn told_by_webhooks(log: &mut Log) {
+    let task = log.submit(11, "reader", 1);
+    let auth = WebhookAuth { scheme: "Bearer".into(), credentials: Some("secret".into()) };
+    for id in ["first", "second"] {
+        let url = "https://receiver.example/hook".to_owned();
+        let config =
+            WebhookConfig { id: id.into(), url, token: Some("token".into()), authentication: Some(auth.clone()) };
+        log.operator(Command::SetWebhook(Box::new(SetWebhook { task, config, from: Some(0), prefer: NodeId(1) })))
+            .unwrap();
+    }
+    let first = WebhookName { task, id: "first".into() };
+    let epoch = log.state.webhook(&first).and_then(|hook| hook.lease).unwrap().epoch;
+    let report = WebhookReport {
+        webhook: first.clone(),
+        epoch,
+        attempts: 1,
+        delivered: 0,
+        after: Some(0),
+        said: "status 500".into(),
+        failed: Some(FailedCall { wait_ms: 1_000, is_final: false }),
+    };
+    log.node(1, Command::ReportWebhook(Box::new(report))).unwrap();
+    log.operator(Command::RemoveWebhook(WebhookName { task, id: "second".into() })).unwrap();
+    log.lose(1);
+    log.up(1, boot(1, 4)).unwrap();
+    log.node(1, Command::ClaimWebhooks { node: NodeId(1), boot: boot(1, 4), webhooks: vec![first] }).unwrap();
+}
+
 /// The node comes back as a learner.
+fn signed_in_and_out(log: &mut Log) {
+    let (device, token) = (SecretHash::of("device"), SecretHash::of("token"));
+    let (code, session): (UserCode, SessionId) = (UserCode::drawn(1), "ds_1".parse().unwrap());
+    let ask = DeviceAsk {
+        device: device.clone(),
+        code: code.clone(),
+        client: "towline".into(),
+        source: "127.0.0.1".into(),
+        wants: PrincipalRole::User,
+        ttl_ms: 600_000,
+    };
+    log.sign_in(1, SignIn::Ask(ask)).unwrap();
+    let name: PrincipalId = "user:ada".parse().unwrap();
+    let approve = Approve { code: code.clone(), name: name.clone(), role: PrincipalRole::User, ttl_ms: 3_600_000 };
+    log.operator(Command::SignIn(Box::new(SignIn::Approve(approve)))).unwrap();
+    log.operator(Command::SignIn(Box::new(SignIn::Deny { code: UserCode::drawn(2) }))).unwrap_err();
+    log.sign_in(1, SignIn::Redeem { device, session: session.clone(), token: token.clone() }).unwrap();
+    log.sign_in(1, SignIn::Seen { tokens: vec![token] }).unwrap();
+    let launched = ("ls_1".parse().unwrap(), SecretHash::of("launched"));
+    log.sign_in(1, SignIn::Launch { session: launched.0, token: launched.1, ttl_ms: 3_600_000 }).unwrap();
+    log.operator(Command::SignIn(Box::new(SignIn::Revoke(Revoke::Session(session))))).unwrap();
+}
+
 fn moved_by_a_drain(log: &mut Log, node: NodeId) {
     let moves = log.submit(8, "reader", node.0);
     log.report(moves, vec![turn_started(7), model_step(0)]).unwrap();
@@ -208,6 +309,13 @@ fn moved_by_a_drain(log: &mut Log, node: NodeId) {
     log.report(moves, vec![step_ended(0, ""), OwnerWord::Released]).unwrap();
     log.operator(Command::SetRole { node, role: NodeRole::Learner }).unwrap();
     log.operator(Command::Undrain { node }).unwrap();
+    let looked = log.submit(9, "reader", node.0);
+    let cancel = |generation| {
+        let then = Box::new(Command::Cancel { task: looked });
+        Command::IfGeneration { task: looked, generation, then }
+    };
+    log.operator(cancel(0)).unwrap_err();
+    log.operator(cancel(log.task(looked).generation)).unwrap();
 }
 
 fn kind(command: &Command) -> &'static str {
@@ -233,5 +341,14 @@ fn kind(command: &Command) -> &'static str {
         Command::Note { .. } => "note",
         Command::Upload { .. } => "upload",
         Command::Archive { .. } => "archive",
+        Command::Raise { .. } => "raise",
+        Command::AddPeer(_) => "add_peer",
+        Command::RemovePeer { .. } => "remove_peer",
+        Command::SignIn(_) => "sign_in",
+        Command::SetWebhook(_) => "set_webhook",
+        Command::RemoveWebhook(_) => "remove_webhook",
+        Command::ClaimWebhooks { .. } => "claim_webhooks",
+        Command::ReportWebhook(_) => "report_webhook",
+        Command::IfGeneration { .. } => "if_generation",
     }
 }

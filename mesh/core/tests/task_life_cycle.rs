@@ -636,6 +636,7 @@ fn each_command_is_refused_from_those_who_may_not_give_it() {
         (Principal::Operator, Command::AssignPending),
         (Principal::Operator, Command::Sweep),
         (Principal::Operator, Command::Archive { tasks: vec![id] }),
+        (Principal::Operator, Command::Raise { level: Level::KNOWN }),
     ] {
         let before = log.without_position();
         let refused = log.apply(by, command).unwrap_err();

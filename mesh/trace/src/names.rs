@@ -37,6 +37,8 @@ pub mod span {
     pub const CANCEL_TASK: &str = "CancelTask";
     /// Subscribe to a task.
     pub const SUBSCRIBE_TO_TASK: &str = "SubscribeToTask";
+    /// A call of a webhook.
+    pub const PUSH: &str = "push POST";
 }
 
 /// Names of span events.
@@ -226,3 +228,5 @@ pub const SPAN_RECOVERED: &str = "towline.span.recovered";
 pub const SPAN_LOST_NODE: &str = "towline.span.lost_node";
 /// True when an attribute was longer than the limit and was cut.
 pub const CONTENT_TRUNCATED: &str = "towline.content.truncated";
+/// Index of the event that a webhook is told of.
+pub const PUSH_EVENT: &str = "towline.push.event";

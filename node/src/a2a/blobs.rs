@@ -10,25 +10,58 @@ use towline_a2a::{
 };
 use towline_cluster::{BlobError, ClusterHandle};
 use towline_core::{
-    Blob, BlobForm, BlobHash, Command, Content, Message, Principal, Rejection, TaskId, limits::MAX_SHOWN_BLOB_BYTES,
+    AgentName, Blob, BlobForm, BlobHash, Command, Content, Message, Principal, Rejection, State, TaskId,
+    limits::{MAX_INLINE_BYTES, MAX_SHOWN_BLOB_BYTES},
 };
 
 use super::{A2aSettings, handler::unavailable};
 
 /// Where blobs are read and uploaded.
-pub(super) const PATH: &str = "/blobs";
+pub(super) const PATH: &str = towline_a2a::BLOB_PATH;
 
 /// Keeps the large parts of what a command says, and finds the uploads that it links to.
 pub(super) async fn keep(settings: &A2aSettings, by: &Principal, command: &mut Command) -> Result<(), WireError> {
     let is_answer = matches!(command, Command::Continue { .. });
+    let place = if let Command::Submit(submission) = command {
+        Place::Agent(submission.agent.clone())
+    } else if let Command::Continue { task, .. } | Command::IfGeneration { task, .. } = command {
+        Place::Task(*task)
+    } else {
+        return Ok(());
+    };
     let Some(message) = command.message_mut() else { return Ok(()) };
     find_uploads(settings, by, message).await?;
+    if message.size() > MAX_INLINE_BYTES {
+        check_place(settings, by, place).await?;
+    }
     let kept = if is_answer {
         keep_answer(&settings.cluster, message).await
     } else {
         settings.cluster.keep_message(message).await
     };
     kept.map_err(not_kept)
+}
+
+/// Where a message goes.
+enum Place {
+    Agent(AgentName),
+    Task(TaskId),
+}
+
+/// Refuses a large message that would be refused anyway, before its content is on the disks of a majority.
+async fn check_place(settings: &A2aSettings, by: &Principal, place: Place) -> Result<(), WireError> {
+    let refused = |state: &State| match &place {
+        Place::Agent(agent) if state.agent(agent).is_none() => {
+            let known = state.agents().map(|agent| agent.spec.name.clone()).collect();
+            Some(Rejection::UnknownAgent { agent: agent.clone(), known })
+        }
+        Place::Task(task) if state.record_for(by, *task).is_none() => Some(Rejection::UnknownTask { task: *task }),
+        Place::Agent(_) | Place::Task(_) => None,
+    };
+    match settings.cluster.read(refused).await.map_err(unavailable)? {
+        Some(rejection) => Err(rejection.into()),
+        None => Ok(()),
+    }
 }
 
 /// The text of an answer stays in the log: the core reads it to settle what was asked.
@@ -99,7 +132,7 @@ pub(super) async fn show(settings: &A2aSettings, answer: &mut Answer) -> Result<
         match part.blob() {
             None => {}
             Some(blob) if blob.length <= MAX_SHOWN_BLOB_BYTES => shown.push(part),
-            Some(blob) => part.content = Content::Url(link(&settings.public_url, task, blob.hash)),
+            Some(blob) => part.content = Content::Url(towline_a2a::blob_link(&settings.public_url, task, blob.hash)),
         }
     }
     settings.cluster.show_parts(shown, MAX_SHOWN_BLOB_BYTES).await.map_err(not_shown)
@@ -109,10 +142,6 @@ pub(super) async fn show(settings: &A2aSettings, answer: &mut Answer) -> Result<
 pub(super) async fn shown(settings: &Arc<A2aSettings>, mut answer: Answer) -> Result<serde_json::Value, WireError> {
     show(settings, &mut answer).await?;
     answer.encode()
-}
-
-fn link(base: &str, task: TaskId, hash: BlobHash) -> String {
-    format!("{base}{PATH}/{task}/{hash}")
 }
 
 fn not_kept(error: BlobError) -> WireError {

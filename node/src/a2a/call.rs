@@ -6,7 +6,11 @@ use axum::body::Body;
 use futures::StreamExt;
 use http::{HeaderMap, Uri, header};
 use serde_json::Value;
-use towline_a2a::{PROTOCOL_VERSION, WireError};
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::Semaphore,
+};
+use towline_a2a::{Field, PROTOCOL_VERSION, WireError};
 use towline_core::TraceContext;
 
 /// Largest request body: a message of the largest size that the core takes does not fit into less.
@@ -18,6 +22,15 @@ const MAX_DISCARDED_BYTES: usize = 16 * 1024 * 1024;
 
 /// How long a client may take to send a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What is decoded where it came in: less than a millisecond of work.
+const DECODED_IN_PLACE_BYTES: usize = 64 * 1024;
+
+/// Larger bodies that are decoded at the same time: each takes some ten times its length meanwhile, and a core.
+const DECODED_TOGETHER: usize = 4;
+
+/// The places of those.
+static DECODING: Semaphore = Semaphore::const_new(DECODED_TOGETHER);
 
 /// What is asked.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +61,37 @@ impl Call {
         let of = |holder: &Value| holder.get("metadata")?.get("traceparent")?.as_str()?.parse().ok();
         self.params.get("message").and_then(of).or_else(|| of(&self.params))
     }
+
+    /// About how many bytes the parameters are, as JSON.
+    pub fn size(&self) -> usize {
+        size(&self.params)
+    }
+}
+
+fn size(value: &Value) -> usize {
+    /// What stands around a value, and the shortest of them.
+    const LEAST: usize = 4;
+    LEAST
+        + match value {
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+            Value::String(text) => text.len(),
+            Value::Array(items) => items.iter().map(size).sum(),
+            Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + size(value)).sum(),
+        }
+}
+
+/// Decodes what is `bytes` long: a few large ones at a time, and beside what else the node has to do, which does not wait.
+pub(super) async fn decode<R>(bytes: usize, decode: impl FnOnce() -> R) -> R {
+    if bytes <= DECODED_IN_PLACE_BYTES {
+        return decode();
+    }
+    let _place = DECODING.acquire().await;
+    // A runtime of one thread, as in tests, has no other place.
+    if Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread {
+        tokio::task::block_in_place(decode)
+    } else {
+        decode()
+    }
 }
 
 pub(super) fn check_content_type(headers: &HeaderMap) -> Result<(), WireError> {
@@ -73,16 +117,29 @@ pub(super) fn check_version(headers: &HeaderMap, uri: &Uri) -> Result<(), WireEr
     if same_minor && patch_is_number { Ok(()) } else { Err(WireError::version(Some(asked))) }
 }
 
+/// Where a stream is to go on is a number, or is not said.
+pub(super) fn check_last_event_id(headers: &HeaderMap) -> Result<(), WireError> {
+    let Some(value) = headers.get("last-event-id") else { return Ok(()) };
+    match value.to_str().map(|text| text.trim().parse::<u64>()) {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(_)) | Err(_) => Err(Field::new("Last-Event-ID", "must be the id of an event: a whole number").into()),
+    }
+}
+
 pub(super) async fn read_body(headers: &HeaderMap, body: Body) -> Result<Vec<u8>, WireError> {
+    read_up_to(MAX_BODY_BYTES, headers, body).await
+}
+
+pub(super) async fn read_up_to(most: usize, headers: &HeaderMap, body: Body) -> Result<Vec<u8>, WireError> {
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    let mut kept = Vec::with_capacity(declared.unwrap_or(0).min(MAX_BODY_BYTES));
+    let mut kept = Vec::with_capacity(declared.unwrap_or(0).min(most));
     let mut received = 0;
     let mut chunks = body.into_data_stream();
     let read_all = async {
         while let Some(chunk) = chunks.next().await {
             let chunk = chunk.map_err(|error| WireError::invalid_request(format!("body breaks off: {error}")))?;
             received += chunk.len();
-            if received <= MAX_BODY_BYTES {
+            if received <= most {
                 kept.extend_from_slice(&chunk);
             } else if received > MAX_DISCARDED_BYTES {
                 break;
@@ -94,5 +151,5 @@ pub(super) async fn read_body(headers: &HeaderMap, body: Body) -> Result<Vec<u8>
         Ok(read) => read?,
         Err(_) => return Err(WireError::invalid_request(format!("body takes longer than {BODY_TIMEOUT:?}"))),
     }
-    if received > MAX_BODY_BYTES { Err(WireError::body_too_large(MAX_BODY_BYTES)) } else { Ok(kept) }
+    if received > most { Err(WireError::body_too_large(MAX_BODY_BYTES)) } else { Ok(kept) }
 }

@@ -1,12 +1,20 @@
 //! Agent cards: one of the mesh, whose skills are its agents, and one of each agent. Public, small, and cacheable.
+//!
+//! A card is made when somebody asks for it and its agents are others than before; until then it is served as it is.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{Arc, PoisonError, RwLock},
+    time::{Duration, SystemTime},
+};
 
 use axum::{
+    body::Bytes,
     extract::{Path, State},
     response::{IntoResponse, Response},
 };
-use http::{HeaderMap, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderName, StatusCode, header, request::Parts};
 use serde_json::{Value, json};
 use towline_a2a::{
     WireError,
@@ -14,19 +22,101 @@ use towline_a2a::{
 };
 use towline_core::{AgentName, AgentSpec};
 
-use super::{A2aSettings, Shared, principal};
+use super::{
+    A2aSettings, Shared, extensions,
+    principal::{self, Caller},
+    unix::UnixPeer,
+};
+use crate::auth;
 
 /// How long a client may keep a card: agents come and go with the configuration of nodes, not by the second.
 const CACHE_CONTROL: &str = "public, max-age=60";
 
+/// JSON-RPC as it is, carried over a unix socket.
+const SOCKET_BINDING: &str = "https://towline.dev/a2a/binding/jsonrpc-unix";
+
+/// Any page may read a card: it is public, and says nothing that depends on who asks.
+const ANY_ORIGIN: (HeaderName, &str) = (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*");
+
+/// Most cards that are kept made, each of some kilobytes: where there are more agents, they are made anew now and then.
+const MAX_KEPT: usize = 1_024;
+
+/// Where the keys are that cards are signed with.
+const KEY_SET: &str = "/.well-known/jwks.json";
+
+/// The cards as they were made last; that of the mesh has no name.
+#[derive(Debug, Default)]
+pub(super) struct Cards(RwLock<BTreeMap<Option<AgentName>, Arc<Card>>>);
+
+/// A card, ready to be sent.
+#[derive(Debug)]
+struct Card {
+    /// What it was made of.
+    agents: Vec<AgentSpec>,
+    body: Bytes,
+    tag: String,
+    /// When this node found it to be another one than before.
+    modified: SystemTime,
+}
+
+impl Card {
+    fn new(agents: Vec<AgentSpec>, body: String) -> Self {
+        let tag = entity_tag(&body);
+        Self { agents, body: body.into(), tag, modified: SystemTime::now() }
+    }
+}
+
+impl Cards {
+    fn of(&self, name: Option<&AgentName>) -> Option<Arc<Card>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&name.cloned()).cloned()
+    }
+
+    fn keep(&self, name: Option<AgentName>, agents: Vec<AgentSpec>, body: String) -> Arc<Card> {
+        let mut kept = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() >= MAX_KEPT {
+            kept.clear();
+        }
+        let card = Arc::new(Card::new(agents, body));
+        kept.insert(name, Arc::clone(&card));
+        card
+    }
+}
+
 /// The card of the mesh: its endpoint is the front door.
 pub(super) async fn of_mesh(State(shared): State<Shared>, parts: Parts) -> Response {
-    if let Err(refused) = principal::caller(&parts, &shared) {
+    if let Err(refused) = principal::reader(&parts, &shared) {
         return refused.into_response();
     }
     let settings = &shared.settings;
+    let kept = shared.cards.of(None).filter(|_| !is_on_socket(&parts));
+    let is_same = |state: &towline_core::State| {
+        kept.as_ref().is_some_and(|card| state.agents().map(|agent| &agent.spec).eq(card.agents.iter()))
+    };
+    if let Some(card) = kept.as_ref().filter(|_| settings.cluster.local(is_same)) {
+        return respond(&parts.headers, card);
+    }
     let agents: Vec<AgentSpec> =
         settings.cluster.local(|state| state.agents().map(|agent| agent.spec.clone()).collect());
+    respond_made(&shared, &parts, mesh_card(settings, &agents), None, agents)
+}
+
+/// The card of one agent.
+pub(super) async fn of_agent(State(shared): State<Shared>, Path(agent): Path<String>, parts: Parts) -> Response {
+    if let Err(refused) = principal::reader(&parts, &shared) {
+        return refused.into_response();
+    }
+    let settings = &shared.settings;
+    let Some(spec) = known_agent(settings, &agent) else {
+        return json_response(StatusCode::NOT_FOUND, &json!({ "error": format!("agent {agent:?} is not known") }));
+    };
+    let kept = shared.cards.of(Some(&spec.name)).filter(|_| !is_on_socket(&parts));
+    if let Some(card) = kept.filter(|card| card.agents == [spec.clone()]) {
+        return respond(&parts.headers, &card);
+    }
+    respond_made(&shared, &parts, agent_card(settings, &spec), Some(spec.name.clone()), vec![spec])
+}
+
+fn mesh_card(settings: &A2aSettings, agents: &[AgentSpec]) -> Result<Value, WireError> {
     let name = settings.cluster.cluster_name();
     let description = format!(
         "The agents of the mesh {name}. Messages to this endpoint go to the agent {}; each skill is an agent with an \
@@ -34,23 +124,113 @@ pub(super) async fn of_mesh(State(shared): State<Shared>, parts: Parts) -> Respo
         settings.front_door
     );
     let endpoints = endpoints(&settings.public_url, None);
-    respond(&parts.headers, convert::card(&name, &description, endpoints, &settings.version, &agents))
+    let card = convert::card(&name, &description, endpoints, &settings.version, agents);
+    card.map(|card| described(settings, card))
 }
 
-/// The card of one agent.
-pub(super) async fn of_agent(State(shared): State<Shared>, Path(agent): Path<String>, parts: Parts) -> Response {
-    if let Err(refused) = principal::caller(&parts, &shared) {
+fn agent_card(settings: &A2aSettings, spec: &AgentSpec) -> Result<Value, WireError> {
+    let endpoints = endpoints(&settings.public_url, Some(&spec.name));
+    let (name, version) = (spec.name.to_string(), &settings.version);
+    let card = convert::card(&name, &spec.description, endpoints, version, std::slice::from_ref(spec));
+    card.map(|card| described(settings, card))
+}
+
+/// A card with what its listener asks of callers and takes.
+fn described(settings: &A2aSettings, mut card: Value) -> Value {
+    auth::card::describe(&settings.auth, &mut card);
+    card["capabilities"]["extensions"] = extensions::declared();
+    card["capabilities"]["pushNotifications"] = settings.push.is_some().into();
+    card
+}
+
+/// The card of the mesh or of an agent, with what its reader may do.
+pub(super) fn extended(settings: &A2aSettings, agent: Option<AgentName>, caller: &Caller) -> Result<Value, WireError> {
+    if !auth::card::has_schemes(&settings.auth) {
+        return Err(WireError::no_extended_card());
+    }
+    let mut card = match agent {
+        None => {
+            let agents: Vec<AgentSpec> =
+                settings.cluster.local(|state| state.agents().map(|agent| agent.spec.clone()).collect());
+            mesh_card(settings, &agents)?
+        }
+        Some(name) => {
+            let spec = known_agent(settings, name.as_str());
+            let problem = || convert::Field::new("tenant", format!("agent {:?} is not known", name.as_str()));
+            agent_card(settings, &spec.ok_or_else(problem)?)?
+        }
+    };
+    auth::card::extend(&mut card, caller);
+    Ok(card)
+}
+
+/// Answers with a card that was made, and keeps it unless it is only for who reads it over a socket.
+fn respond_made(
+    shared: &Shared,
+    parts: &Parts,
+    made: Result<Value, WireError>,
+    name: Option<AgentName>,
+    agents: Vec<AgentSpec>,
+) -> Response {
+    let signed = made.and_then(|card| signed(&shared.settings, with_socket(card, parts, name.as_ref())));
+    match signed {
+        Ok(body) if is_on_socket(parts) => respond(&parts.headers, &Card::new(agents, body)),
+        Ok(body) => respond(&parts.headers, &shared.cards.keep(name, agents, body)),
+        Err(error) => json_response(StatusCode::INTERNAL_SERVER_ERROR, &json!({ "error": error.message })),
+    }
+}
+
+fn is_on_socket(parts: &Parts) -> bool {
+    parts.extensions.get::<UnixPeer>().is_some()
+}
+
+/// Who reads a card over a socket is shown that it can go on there. Others could not, and are not told where it is. No
+/// `https://` URL names a socket, so that is a binding of our own, which a client that knows none passes over.
+fn with_socket(mut card: Value, parts: &Parts, agent: Option<&AgentName>) -> Value {
+    let Some(UnixPeer { socket, .. }) = parts.extensions.get() else { return card };
+    let mut interface = json!({
+        "protocolBinding": SOCKET_BINDING,
+        "protocolVersion": towline_a2a::PROTOCOL_VERSION,
+        "url": format!("unix://{}", socket.display()),
+    });
+    if let Some(agent) = agent {
+        interface["tenant"] = agent.as_str().into();
+    }
+    if let Some(interfaces) = card["supportedInterfaces"].as_array_mut() {
+        interfaces.insert(0, interface);
+    }
+    card
+}
+
+/// What the cards of this node are signed with; an empty set where they are not.
+pub(super) async fn keys(State(shared): State<Shared>, parts: Parts) -> Response {
+    if let Err(refused) = principal::reader(&parts, &shared) {
         return refused.into_response();
     }
-    match known_agent(&shared.settings, &agent) {
-        Some(spec) => {
-            let endpoints = endpoints(&shared.settings.public_url, Some(&spec.name));
-            let (name, version) = (spec.name.to_string(), &shared.settings.version);
-            let card = convert::card(&name, &spec.description, endpoints, version, std::slice::from_ref(&spec));
-            respond(&parts.headers, card)
-        }
-        None => json_response(StatusCode::NOT_FOUND, &json!({ "error": format!("agent {agent:?} is not known") })),
+    let keys = shared.settings.card_signer.as_ref().map_or_else(|| json!({ "keys": [] }), |signer| signer.key_set());
+    let head = [ANY_ORIGIN, (header::CACHE_CONTROL, CACHE_CONTROL), (header::CONTENT_TYPE, "application/json")];
+    (head, keys.to_string()).into_response()
+}
+
+/// A page asks whether it may ask.
+pub(super) async fn preflight(State(shared): State<Shared>, parts: Parts) -> Response {
+    if let Err(refused) = principal::reader(&parts, &shared) {
+        return refused.into_response();
     }
+    let head = [
+        ANY_ORIGIN,
+        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, HEAD"),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, "a2a-extensions, a2a-version, if-modified-since, if-none-match"),
+        (header::ACCESS_CONTROL_MAX_AGE, "86400"),
+    ];
+    (StatusCode::NO_CONTENT, head).into_response()
+}
+
+/// A card as it is sent, signed if there is a key.
+fn signed(settings: &A2aSettings, card: Value) -> Result<String, WireError> {
+    let Some(signer) = &settings.card_signer else { return Ok(card.to_string()) };
+    let key_set = format!("{}{KEY_SET}", settings.public_url);
+    signer.sign(card, &key_set).map(|card| card.to_string()).map_err(WireError::internal)
 }
 
 /// Where the mesh or an agent of it is reached below a base URL. gRPC has no paths: behind a proxy that serves this node under
@@ -74,18 +254,17 @@ fn known_agent(settings: &A2aSettings, name: &str) -> Option<AgentSpec> {
     settings.cluster.local(|state| state.agent(&name).map(|agent| agent.spec.clone()))
 }
 
-fn respond(headers: &HeaderMap, card: Result<Value, WireError>) -> Response {
-    let card = match card {
-        Ok(card) => card,
-        Err(error) => return json_response(StatusCode::INTERNAL_SERVER_ERROR, &json!({ "error": error.message })),
-    };
-    let body = card.to_string();
-    let tag = entity_tag(&body);
-    let caching = [(header::ETAG, tag.clone()), (header::CACHE_CONTROL, CACHE_CONTROL.to_owned())];
-    if is_current(headers, &tag) {
-        return (StatusCode::NOT_MODIFIED, caching).into_response();
+fn respond(headers: &HeaderMap, card: &Card) -> Response {
+    let caching = [
+        (header::ETAG, card.tag.clone()),
+        (header::CACHE_CONTROL, CACHE_CONTROL.to_owned()),
+        (header::LAST_MODIFIED, httpdate::fmt_http_date(card.modified)),
+    ];
+    let open = [ANY_ORIGIN, (header::ACCESS_CONTROL_EXPOSE_HEADERS, "etag, last-modified")];
+    if is_current(headers, card) {
+        return (StatusCode::NOT_MODIFIED, caching, open).into_response();
     }
-    (StatusCode::OK, caching, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+    (StatusCode::OK, caching, open, [(header::CONTENT_TYPE, "application/json")], card.body.clone()).into_response()
 }
 
 /// Equal cards have equal tags, whatever node and whatever life of its process answers.
@@ -95,9 +274,15 @@ fn entity_tag(body: &str) -> String {
     format!("\"{:016x}\"", hasher.finish())
 }
 
-fn is_current(headers: &HeaderMap, tag: &str) -> bool {
-    let asked = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    asked.split(',').map(|known| known.trim().trim_start_matches("W/")).any(|known| known == tag || known == "*")
+/// A tag decides; a date only where there is none (RFC 9110, 13.1.3), and it is told in whole seconds.
+fn is_current(headers: &HeaderMap, card: &Card) -> bool {
+    let asked = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    if let Some(tags) = asked(header::IF_NONE_MATCH) {
+        let mut known = tags.split(',').map(|known| known.trim().trim_start_matches("W/"));
+        return known.any(|known| known == card.tag || known == "*");
+    }
+    let since = asked(header::IF_MODIFIED_SINCE).and_then(|date| httpdate::parse_http_date(date).ok());
+    since.is_some_and(|since| card.modified < since + Duration::from_secs(1))
 }
 
 fn json_response(status: StatusCode, body: &Value) -> Response {
@@ -122,16 +307,39 @@ mod tests {
         assert_eq!(agent.tenant.as_deref(), Some("reader"));
     }
 
+    fn asked(card: &Card, name: HeaderName, value: &str) -> StatusCode {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, value.parse().unwrap());
+        respond(&headers, card).status()
+    }
+
     #[test]
     fn a_card_that_the_client_has_is_not_sent_again() {
-        let card = || Ok(json!({ "name": "mesh" }));
-        let first = respond(&HeaderMap::new(), card());
-        assert_eq!(first.status(), StatusCode::OK);
-        let tag = first.headers()[header::ETAG].clone();
+        let cards = Cards::default();
+        let card = cards.keep(None, Vec::new(), json!({ "name": "mesh" }).to_string());
+        let first = respond(&HeaderMap::new(), &card);
+        assert_eq!(
+            (first.status(), &first.headers()["access-control-allow-origin"]),
+            (StatusCode::OK, &"*".parse().unwrap())
+        );
+        let text = |name: HeaderName| first.headers()[name].to_str().unwrap().to_owned();
+        let (tag, modified) = (text(header::ETAG), text(header::LAST_MODIFIED));
 
-        let mut headers = HeaderMap::new();
-        headers.insert(header::IF_NONE_MATCH, tag);
-        assert_eq!(respond(&headers, card()).status(), StatusCode::NOT_MODIFIED);
-        assert_eq!(respond(&headers, Ok(json!({ "name": "other" }))).status(), StatusCode::OK);
+        assert_eq!(asked(&card, header::IF_NONE_MATCH, &format!("\"x\", W/{tag}")), StatusCode::NOT_MODIFIED);
+        assert_eq!(asked(&card, header::IF_MODIFIED_SINCE, &modified), StatusCode::NOT_MODIFIED);
+        let long_ago = httpdate::fmt_http_date(SystemTime::UNIX_EPOCH);
+        assert_eq!(asked(&card, header::IF_MODIFIED_SINCE, &long_ago), StatusCode::OK);
+        let other = cards.keep(None, Vec::new(), json!({ "name": "other" }).to_string());
+        assert_eq!(asked(&other, header::IF_NONE_MATCH, &tag), StatusCode::OK);
+    }
+
+    #[test]
+    fn cards_are_kept_up_to_a_bound() {
+        let cards = Cards::default();
+        for number in 0..=MAX_KEPT {
+            let name = format!("agent-{number}").parse().unwrap();
+            cards.keep(Some(name), Vec::new(), String::new());
+        }
+        assert_eq!(cards.0.read().unwrap().len(), 1);
     }
 }

@@ -21,19 +21,27 @@ use axum::{
 };
 use futures::{Stream, StreamExt, stream};
 use http::{Request as HttpRequest, request::Parts};
+use prost::Message as _;
 use serde_json::Value;
-use tonic::{Request, Response, Status, server::NamedService as _};
+use tonic::{Code, Request, Response, Status, server::NamedService as _};
 use tower::ServiceExt as _;
-use towline_a2a::{WireError, convert};
+use towline_a2a::{Field, WireError, convert, errors::reason};
 
 use super::{
-    Asking, Shared,
-    call::{Binding, Call, MAX_BODY_BYTES, check_version},
+    Asking, Exchanged, Shared,
+    call::{Binding, Call, MAX_BODY_BYTES, check_version, decode, read_up_to},
     exchange,
-    handler::Outcome,
+    extensions::Marks,
+    handler::{Method, Outcome},
     principal::{self, Caller},
     stream::{Item, TaskStream},
 };
+
+/// What stands before each message: whether it is compressed, and its length.
+const FRAME_BYTES: usize = 5;
+
+/// How tonic begins to say that it cannot decode a message, as if that were the server's doing.
+const UNDECODABLE: &str = "failed to decode Protobuf message";
 
 /// The events of a task.
 type Events = Pin<Box<dyn Stream<Item = Result<StreamResponse, Status>> + Send>>;
@@ -50,12 +58,42 @@ async fn serve(State(shared): State<Shared>, request: HttpRequest<Body>) -> Http
         Ok(caller) => caller,
         Err(refused) => return refused.into_response(),
     };
+    let known = parts.uri.path().rsplit_once('/').map(|(_, method)| Method::named(method).map(|_| method));
+    if let Some(Ok(method)) = known
+        && let Err(error) = caller.check_method(method)
+    {
+        return error.to_grpc().into_http();
+    }
     parts.extensions.insert(caller);
     let service = A2aServiceServer::new(Service(shared)).max_decoding_message_size(MAX_BODY_BYTES);
-    match service.oneshot(HttpRequest::from_parts(parts, tonic::body::Body::new(body))).await {
-        Ok(response) => response.map(Body::new),
-        Err(never) => match never {},
+    let body = match read(&parts, body).await {
+        Ok(body) => body,
+        Err(error) => return error.to_grpc().into_http(),
+    };
+    let answered = service.oneshot(HttpRequest::from_parts(parts, tonic::body::Body::new(Body::from(body)))).await;
+    let response = answered.unwrap_or_else(|never| match never {});
+    match Status::from_header_map(response.headers()) {
+        Some(status) if status.code() == Code::Internal && status.message().starts_with(UNDECODABLE) => {
+            WireError::from(Field::new("request", "is not the protobuf message of this method")).to_grpc().into_http()
+        }
+        Some(_) | None => response.map(Body::new),
     }
+}
+
+/// Every method takes one message: it is read whole, and bounded before it is decoded.
+async fn read(parts: &Parts, body: Body) -> Result<Vec<u8>, WireError> {
+    let body = read_up_to(MAX_BODY_BYTES + FRAME_BYTES, &parts.headers, body).await;
+    let body = body.map_err(|error| match error.reason {
+        reason::BODY_TOO_LARGE => WireError::body_too_large(MAX_BODY_BYTES),
+        _ => error,
+    })?;
+    let sends = [methods::SEND_MESSAGE, methods::SEND_STREAMING_MESSAGE];
+    let is_send = sends.into_iter().any(|method| parts.uri.path().rsplit('/').next() == Some(method));
+    let is_plain = body.first() == Some(&0);
+    if let Some(message) = body.get(FRAME_BYTES..).filter(|_| is_send && is_plain) {
+        decode(body.len(), || convert::check_protobuf(message)).await?;
+    }
+    Ok(body)
 }
 
 struct Service(Shared);
@@ -65,7 +103,7 @@ impl Service {
         &self,
         method: &'static str,
         request: Request<T::Proto>,
-    ) -> Result<Outcome, Status> {
+    ) -> Result<(Outcome, Marks), Status> {
         let (metadata, extensions, message) = request.into_parts();
         let (mut parts, ()) = HttpRequest::new(()).into_parts();
         parts.method = http::Method::POST;
@@ -74,13 +112,13 @@ impl Service {
         let Some(caller) = parts.extensions.remove::<Caller>() else {
             return Err(WireError::internal("a request came without its caller").to_grpc());
         };
-        let received = receive::<T>(&parts, method, &message);
+        let received = decode(message.encoded_len(), || receive::<T>(&parts, method, &message)).await;
         let route = format!("/{}/{method}", A2aServiceServer::<Service>::NAME);
         let asking = Asking { parts: &parts, agent: None, route, binding: Binding::Grpc };
-        let (result, mut span) = exchange(&self.0, asking, caller, received).await;
+        let Exchanged { result, mut span, marks } = exchange(&self.0, asking, caller, received).await;
         let code = result.as_ref().err().map_or(tonic::Code::Ok, WireError::grpc_code);
         span.set(towline_trace::names::RPC_RESPONSE_STATUS_CODE, i64::from(code as i32));
-        result.map_err(|error| error.to_grpc())
+        result.map(|outcome| (outcome, marks)).map_err(|error| marked(error.to_grpc(), marks))
     }
 
     async fn unary<T, R>(&self, method: &'static str, request: Request<T::Proto>) -> Result<Response<R::Proto>, Status>
@@ -89,8 +127,8 @@ impl Service {
         R: ProtoJsonPayload,
     {
         match self.call::<T>(method, request).await? {
-            Outcome::Answer(result) => Ok(Response::new(message_of::<R>(result)?)),
-            Outcome::Stream(_) => Err(WireError::internal("a stream came where one answer is due").to_grpc()),
+            (Outcome::Answer(result), marks) => Ok(with_marks(message_of::<R>(result)?, marks)),
+            (Outcome::Stream(_), _) => Err(WireError::internal("a stream came where one answer is due").to_grpc()),
         }
     }
 
@@ -100,10 +138,24 @@ impl Service {
         request: Request<T::Proto>,
     ) -> Result<Response<Events>, Status> {
         match self.call::<T>(method, request).await? {
-            Outcome::Stream(stream) => Ok(Response::new(events(*stream))),
-            Outcome::Answer(_) => Err(WireError::internal("one answer came where a stream is due").to_grpc()),
+            (Outcome::Stream(stream), marks) => Ok(with_marks(events(*stream), marks)),
+            (Outcome::Answer(_), _) => Err(WireError::internal("one answer came where a stream is due").to_grpc()),
         }
     }
+}
+
+/// The same as the headers of the other bindings, in the metadata.
+fn with_marks<T>(message: T, marks: Marks) -> Response<T> {
+    let mut headers = http::HeaderMap::new();
+    marks.put(&mut headers);
+    Response::from_parts(tonic::metadata::MetadataMap::from_headers(headers), message, http::Extensions::new())
+}
+
+fn marked(mut status: Status, marks: Marks) -> Status {
+    let mut headers = status.metadata().clone().into_headers();
+    marks.put(&mut headers);
+    *status.metadata_mut() = tonic::metadata::MetadataMap::from_headers(headers);
+    status
 }
 
 fn receive<T: ProtoJsonPayload>(parts: &Parts, method: &str, message: &T::Proto) -> Result<Call, WireError> {
@@ -206,7 +258,8 @@ impl A2aService for Service {
         &self,
         request: Request<DeleteTaskPushNotificationConfigRequest>,
     ) -> Result<Response<()>, Status> {
-        self.call::<a2a::DeleteTaskPushNotificationConfigRequest>(methods::DELETE_PUSH_CONFIG, request).await?;
-        Ok(Response::new(()))
+        let method = methods::DELETE_PUSH_CONFIG;
+        let (_, marks) = self.call::<a2a::DeleteTaskPushNotificationConfigRequest>(method, request).await?;
+        Ok(with_marks((), marks))
     }
 }

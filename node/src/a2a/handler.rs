@@ -12,16 +12,21 @@ use towline_a2a::{
 };
 use towline_cluster::{ClusterHandle, ProposeError, Unavailable};
 use towline_core::{
-    AgentName, Command, ContextId, NodeId, Principal, Proposal, Reply, State, Submission, Task, TaskId, TraceContext,
+    AgentName, Command, ContextId, NodeId, Principal, Proposal, Rejection, Reply, State, Submission, Task, TaskId,
+    TraceContext, WebhookConfig,
 };
 use towline_trace::{Kind, Span, names};
 
 use super::{
     A2aSettings, Binding, blobs,
-    call::Call,
+    call::{Call, decode},
+    cards, chain,
+    extensions::{Active, Condition},
     principal::Caller,
+    push::{self, PushCall, PushMethod},
     stream::{AtInput, TaskStream, may_subscribe},
 };
+use crate::auth::StreamPlace;
 
 /// How long `SendMessage` waits for the end of a task. Then it answers with the task as it stands: proxies and clients
 /// give up on calls that take longer, and would not learn the task's id.
@@ -41,6 +46,10 @@ pub(super) struct Asked<'a> {
     pub last_event_id: Option<u64>,
     /// How fresh a read has to be, as it was asked for in the query.
     pub consistency: Option<String>,
+    /// The extensions that it activates.
+    pub active: Active,
+    /// What it says of the generation of its task.
+    pub condition: Condition,
     /// The span of the HTTP request.
     pub http: TraceContext,
 }
@@ -53,6 +62,12 @@ pub(super) enum Outcome {
     Stream(Box<TaskStream>),
 }
 
+impl From<TaskStream> for Outcome {
+    fn from(stream: TaskStream) -> Self {
+        Outcome::Stream(Box::new(stream))
+    }
+}
+
 /// What is to be done with a request.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Decision {
@@ -62,9 +77,13 @@ pub(super) enum Decision {
         command: Command,
         /// When to answer, and with what.
         reply_on: ReplyOn,
+        /// Where its client wants to be told of the task.
+        push: Option<Box<WebhookConfig>>,
     },
     /// Answer from what is committed.
     Reply(Query),
+    /// About the webhooks of a task.
+    Push(PushCall),
 }
 
 /// When a proposal is answered.
@@ -97,6 +116,17 @@ pub(super) enum Consistency {
 pub(super) enum Query {
     /// `GetTask`.
     Task(TaskId, TaskView, Consistency),
+    /// `GetTask` of a client that knows the task, and waits for what follows.
+    Later {
+        /// The task.
+        task: TaskId,
+        /// How much of it is shown.
+        view: TaskView,
+        /// The last event that the client knows.
+        after: u64,
+        /// How long it waits.
+        patience: Duration,
+    },
     /// `ListTasks`.
     List(ListRequest, Consistency),
     /// `SubscribeToTask`.
@@ -106,6 +136,8 @@ pub(super) enum Query {
         /// The last event that the client knows.
         after: Option<u64>,
     },
+    /// `GetExtendedAgentCard`, of an agent or of the mesh.
+    ExtendedCard(Option<AgentName>),
 }
 
 /// What a decision needs that is not in the request: ids, and the place in the trace.
@@ -121,6 +153,8 @@ pub(super) struct Fresh {
     pub trace: TraceContext,
     /// Most open tasks of one principal, as this node is told.
     pub most_open: Option<u32>,
+    /// Whether push notifications are on.
+    pub push: bool,
 }
 
 /// Answers a request under a span of its own.
@@ -128,8 +162,10 @@ pub(super) async fn handle(
     settings: &Arc<A2aSettings>,
     asked: Asked<'_>,
     metadata_trace: Option<TraceContext>,
+    trace: &mut TraceContext,
 ) -> Result<Outcome, WireError> {
     let method = Method::named(&asked.call.method)?;
+    asked.caller.check_method(&asked.call.method)?;
     let agent = named_agent(&asked)?.unwrap_or_else(|| settings.front_door.clone());
     let mut span = method_span(&asked, method);
     if let Some(other) = metadata_trace {
@@ -141,9 +177,12 @@ pub(super) async fn handle(
         node: settings.cluster.node_id(),
         trace: span.context(),
         most_open: settings.most_open,
+        push: settings.push.is_some(),
     };
-    let answered = match decide(method, &asked, agent, fresh) {
-        Ok(decision) => perform(settings, &asked, decision, &mut span).await,
+    *trace = span.context();
+    let decided = decode(asked.call.size(), || decide(method, &asked, agent, fresh)).await;
+    let answered = match decided {
+        Ok(decision) => perform(settings, &asked, decision, &mut span, trace).await,
         Err(error) => Err(error),
     };
     if let Err(error) = &answered {
@@ -161,7 +200,7 @@ pub(super) enum Method {
     ListTasks,
     CancelTask,
     SubscribeToTask,
-    PushConfig,
+    PushConfig(PushMethod),
     GetExtendedAgentCard,
 }
 
@@ -175,10 +214,10 @@ impl Method {
             methods::LIST_TASKS => Method::ListTasks,
             methods::CANCEL_TASK => Method::CancelTask,
             methods::SUBSCRIBE_TO_TASK => Method::SubscribeToTask,
-            methods::CREATE_PUSH_CONFIG
-            | methods::GET_PUSH_CONFIG
-            | methods::LIST_PUSH_CONFIGS
-            | methods::DELETE_PUSH_CONFIG => Method::PushConfig,
+            methods::CREATE_PUSH_CONFIG => Method::PushConfig(PushMethod::Create),
+            methods::GET_PUSH_CONFIG => Method::PushConfig(PushMethod::Get),
+            methods::LIST_PUSH_CONFIGS => Method::PushConfig(PushMethod::List),
+            methods::DELETE_PUSH_CONFIG => Method::PushConfig(PushMethod::Delete),
             methods::GET_EXTENDED_AGENT_CARD => Method::GetExtendedAgentCard,
             unknown => return Err(WireError::unknown_method(unknown)),
         })
@@ -206,24 +245,31 @@ fn named_agent(asked: &Asked<'_>) -> Result<Option<AgentName>, WireError> {
 pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh: Fresh) -> Result<Decision, WireError> {
     let params = asked.call.params.clone();
     let consistency = consistency(method, asked.consistency.as_deref())?;
+    let (annotated, condition) = (asked.active.annotations, asked.condition);
     match method {
         Method::SendMessage => {
             let request = convert::send_request(params)?;
-            let view = TaskView { history: request.history_length, artifacts: true };
+            let view = TaskView { history: request.history_length, artifacts: true, annotated };
             let reply_on = if request.return_immediately { ReplyOn::Accepted(view) } else { ReplyOn::Settled(view) };
-            Ok(Decision::Propose { command: command(request, &asked.caller, agent, fresh)?, reply_on })
+            let push = request.push.clone().map(Box::new);
+            let command = conditional(command(request, &asked.caller, agent, fresh)?, condition.exactly)?;
+            Ok(Decision::Propose { command, reply_on, push })
         }
         Method::SendStreamingMessage => {
             let request = convert::send_request(params)?;
             // A new task is shown from its first event on; a message to a known one continues from where the task is.
             let from = if request.task.is_none() { Some(0) } else { None };
             let reply_on = ReplyOn::Stream { after: asked.last_event_id.or(from) };
-            Ok(Decision::Propose { command: command(request, &asked.caller, agent, fresh)?, reply_on })
+            let push = request.push.clone().map(Box::new);
+            let command = conditional(command(request, &asked.caller, agent, fresh)?, condition.exactly)?;
+            Ok(Decision::Propose { command, reply_on, push })
         }
         Method::GetTask => {
             let request = convert::get_request(params)?;
-            let view = TaskView { history: request.history_length, artifacts: true };
-            Ok(Decision::Reply(Query::Task(task_id(&request.task)?, view, consistency)))
+            let view = TaskView { history: request.history_length, artifacts: true, annotated };
+            let task = task_id(&request.task)?;
+            let Some(after) = condition.after else { return Ok(Decision::Reply(Query::Task(task, view, consistency))) };
+            Ok(Decision::Reply(Query::Later { task, view, after, patience: condition.patience }))
         }
         Method::ListTasks => {
             let mut request = convert::list_request(params)?;
@@ -232,14 +278,16 @@ pub(super) fn decide(method: Method, asked: &Asked<'_>, agent: AgentName, fresh:
         }
         Method::CancelTask => {
             let task = task_id(&convert::task_request(params)?)?;
-            Ok(Decision::Propose { command: Command::Cancel { task }, reply_on: ReplyOn::Applied })
+            let command = conditional(Command::Cancel { task }, condition.exactly)?;
+            Ok(Decision::Propose { command, reply_on: ReplyOn::Applied, push: None })
         }
         Method::SubscribeToTask => {
             let task = task_id(&convert::task_request(params)?)?;
             Ok(Decision::Reply(Query::Subscribe { task, after: asked.last_event_id }))
         }
-        Method::PushConfig => Err(WireError::no_push()),
-        Method::GetExtendedAgentCard => Err(WireError::no_extended_card()),
+        Method::PushConfig(_) if !fresh.push => Err(WireError::no_push()),
+        Method::PushConfig(method) => push::decide(method, params).map(Decision::Push),
+        Method::GetExtendedAgentCard => Ok(Decision::Reply(Query::ExtendedCard(named_agent(asked)?))),
     }
 }
 
@@ -267,7 +315,7 @@ async fn read<R>(
 
 /// A message makes a task, or continues the one it names.
 fn command(request: SendRequest, caller: &Caller, agent: AgentName, fresh: Fresh) -> Result<Command, WireError> {
-    if request.wants_push {
+    if request.push.is_some() && !fresh.push {
         return Err(WireError::no_push());
     }
     let message = request.message;
@@ -277,19 +325,30 @@ fn command(request: SendRequest, caller: &Caller, agent: AgentName, fresh: Fresh
     Ok(Command::Submit(Box::new(Submission {
         task: fresh.task,
         fresh_context: fresh.context,
-        agent,
-        message,
         prefer: fresh.node,
         parent: caller.parent.clone(),
-        hop: caller.hop,
+        hop: caller.hop.max(chain::length_of(&message)),
         deadline_ms: caller.deadline_ms,
         trace: fresh.trace,
         most_open: fresh.most_open,
+        agent,
+        message,
     })))
 }
 
+/// The same command, taken only if the last event of its task is this one.
+fn conditional(command: Command, exactly: Option<u64>) -> Result<Command, WireError> {
+    let Some(generation) = exactly else { return Ok(command) };
+    let of = if let Command::Continue { task, .. } = &command { Some(*task) } else { command.canceled() };
+    let Some(task) = of else {
+        let problem = "is about a task that there is: the message needs a taskId";
+        return Err(convert::Field::new("configuration.ifGenerationMatch", problem).into());
+    };
+    Ok(Command::IfGeneration { task, generation, then: Box::new(command) })
+}
+
 /// An id that is not one of ours belongs to no task.
-fn task_id(text: &str) -> Result<TaskId, WireError> {
+pub(super) fn task_id(text: &str) -> Result<TaskId, WireError> {
     text.parse().map_err(|_| WireError::unknown_task(text))
 }
 
@@ -298,20 +357,44 @@ async fn perform(
     asked: &Asked<'_>,
     decision: Decision,
     span: &mut Span,
+    trace: &mut TraceContext,
 ) -> Result<Outcome, WireError> {
     let principal = &asked.caller.principal;
+    let annotated = asked.active.annotations;
     match decision {
-        Decision::Propose { mut command, reply_on } => {
+        Decision::Push(call) => push::perform(settings, principal, call, span).await.map(Outcome::Answer),
+        Decision::Propose { mut command, reply_on, push } => {
+            if let Some(config) = &push {
+                push::check(settings, config, "configuration.taskPushNotificationConfig.").await?;
+            }
+            let is_new = matches!(command, Command::Submit(_));
+            let place = match reply_on {
+                ReplyOn::Stream { .. } => Some(place(settings, asked)?),
+                ReplyOn::Applied | ReplyOn::Accepted(_) | ReplyOn::Settled(_) => None,
+            };
+            chain::check(settings, &command)?;
             blobs::keep(settings, principal, &mut command).await?;
             let task = propose(&settings.cluster, principal, command, &span.context()).await?;
             span.set(names::A2A_TASK_ID, task.to_string());
+            if let Some(known) = settings.cluster.local(|state| state.task(task).map(|task| task.trace)) {
+                *trace = known;
+            }
+            if let Some(config) = push {
+                // A new task is told from its first event on.
+                push::set(settings, principal, task, *config, is_new.then_some(0), span).await?;
+            }
             let answer = match reply_on {
-                ReplyOn::Applied => now(&settings.cluster, task, |task| convert::task(task, TaskView::WHOLE)).await,
-                ReplyOn::Accepted(view) => now(&settings.cluster, task, |task| convert::send_result(task, view)).await,
-                ReplyOn::Settled(view) => settled(settings, task, view).await,
+                ReplyOn::Applied => {
+                    let view = TaskView { annotated, ..TaskView::WHOLE };
+                    now(settings, principal, task, |task| convert::task(task, view)).await
+                }
+                ReplyOn::Accepted(view) => {
+                    now(settings, principal, task, |task| convert::send_result(task, view)).await
+                }
+                ReplyOn::Settled(view) => settled(settings, principal, task, view).await,
                 ReplyOn::Stream { after } => {
                     describe(span, &settings.cluster, task);
-                    return Ok(stream(settings, asked, task, after, AtInput::Ends));
+                    return Ok(stream(settings, asked, task, after, AtInput::Ends).at(place).into());
                 }
             };
             describe(span, &settings.cluster, task);
@@ -322,14 +405,24 @@ async fn perform(
             let record = read(&settings.cluster, consistency, |state| state.record_for(principal, task)).await?;
             let found = settings.cluster.recall(task, record).await.map_err(unavailable)?;
             describe(span, &settings.cluster, task);
-            let answer = found.map(|task| convert::task(&task, view));
-            let answer = answer.ok_or_else(|| WireError::unknown_task(&task.to_string()))?;
-            blobs::shown(settings, answer).await.map(Outcome::Answer)
+            let found = found.ok_or_else(|| WireError::unknown_task(&task.to_string()))?;
+            *trace = found.trace;
+            blobs::shown(settings, convert::task(&found, view)).await.map(Outcome::Answer)
+        }
+        Decision::Reply(Query::Later { task, view, after, patience }) => {
+            span.set(names::A2A_TASK_ID, task.to_string());
+            let found = later(settings, principal, task, after, patience).await?;
+            describe(span, &settings.cluster, task);
+            *trace = found.trace;
+            blobs::shown(settings, convert::task(&found, view)).await.map(Outcome::Answer)
         }
         Decision::Reply(Query::List(request, consistency)) => {
-            let view = TaskView { history: request.history_length, artifacts: request.include_artifacts };
+            let view = TaskView { history: request.history_length, artifacts: request.include_artifacts, annotated };
             let look = |state: &State| state.list(principal, &request.filter, request.page_size);
             let listing = read(&settings.cluster, consistency, look).await?;
+            if listing.total == 0 {
+                check_agent(&settings.cluster, &request)?;
+            }
             let archived = settings.cluster.recall_page(listing.archived()).await;
             let page = listing.page(&archived, |task| task.shown_bytes(view.history, view.artifacts));
             blobs::shown(settings, convert::list_result(&page, request.page_size, view)).await.map(Outcome::Answer)
@@ -339,10 +432,26 @@ async fn perform(
             let record = settings.cluster.read(|state| state.record_for(principal, task)).await.map_err(unavailable)?;
             let found = settings.cluster.recall(task, record).await.map_err(unavailable)?;
             describe(span, &settings.cluster, task);
-            may_subscribe(found.ok_or_else(|| WireError::unknown_task(&task.to_string()))?.as_ref(), after)?;
-            Ok(stream(settings, asked, task, after, AtInput::EndsAfterItsEvent))
+            let found = found.ok_or_else(|| WireError::unknown_task(&task.to_string()))?;
+            *trace = found.trace;
+            may_subscribe(found.as_ref(), after)?;
+            let place = place(settings, asked)?;
+            Ok(stream(settings, asked, task, after, AtInput::EndsAfterItsEvent).at(Some(place)).into())
+        }
+        Decision::Reply(Query::ExtendedCard(agent)) => {
+            cards::extended(settings, agent, &asked.caller).map(Outcome::Answer)
         }
     }
+}
+
+/// A page of nobody's tasks says that there is no such agent, unless it had tasks.
+fn check_agent(cluster: &ClusterHandle, request: &ListRequest) -> Result<(), WireError> {
+    let Some(agent) = &request.filter.agent else { return Ok(()) };
+    let known: Vec<AgentName> = cluster.local(|state| state.agents().map(|agent| agent.spec.name.clone()).collect());
+    if known.contains(agent) {
+        return Ok(());
+    }
+    Err(Rejection::UnknownAgent { agent: agent.clone(), known }.into())
 }
 
 /// Has a command committed; the task that it is about.
@@ -361,14 +470,33 @@ async fn propose(
     }
 }
 
-/// The task as it stands on this node, which has applied what was proposed.
-async fn now(cluster: &ClusterHandle, task: TaskId, show: impl FnOnce(&Task) -> Answer) -> Result<Answer, WireError> {
-    let found = cluster.local_task(task).await.map_err(unavailable)?;
-    found.map(|task| show(&task)).ok_or_else(|| WireError::unknown_task(&task.to_string()))
+/// The task as it stands on this node, which has applied what was proposed. Who was only asked, and has answered, is shown its
+/// state and nothing else.
+async fn now(
+    settings: &A2aSettings,
+    principal: &Principal,
+    task: TaskId,
+    show: impl FnOnce(&Task) -> Answer,
+) -> Result<Answer, WireError> {
+    let found = settings.cluster.local_task(task).await.map_err(unavailable)?;
+    let found = found.ok_or_else(|| WireError::unknown_task(&task.to_string()))?;
+    if principal.may_act_on(&found.owner) {
+        return Ok(show(&found));
+    }
+    let mut bare = Task::clone(&found);
+    bare.status.message = None;
+    bare.history.clear();
+    bare.artifacts.clear();
+    Ok(show(&bare))
 }
 
 /// The task once it has ended or waits for its client; as it stands after [`MAX_WAIT`], or when the node stops.
-async fn settled(settings: &A2aSettings, task: TaskId, view: TaskView) -> Result<Answer, WireError> {
+async fn settled(
+    settings: &A2aSettings,
+    principal: &Principal,
+    task: TaskId,
+    view: TaskView,
+) -> Result<Answer, WireError> {
     let mut watch = settings.cluster.watch_task(task);
     let limit = tokio::time::sleep(MAX_WAIT);
     tokio::pin!(limit);
@@ -384,8 +512,37 @@ async fn settled(settings: &A2aSettings, task: TaskId, view: TaskView) -> Result
                 () = settings.stopping.cancelled() => false,
             };
         if !go_on {
-            return now(&settings.cluster, task, |task| convert::send_result(task, view)).await;
+            return now(settings, principal, task, |task| convert::send_result(task, view)).await;
         }
+    }
+}
+
+/// The task once it has an event behind `after`, or has ended; as it stands when the client's patience is over, or the node
+/// stops.
+async fn later(
+    settings: &A2aSettings,
+    principal: &Principal,
+    task: TaskId,
+    after: u64,
+    patience: Duration,
+) -> Result<Arc<Task>, WireError> {
+    let cluster = &settings.cluster;
+    let mut watch = cluster.watch_task(task);
+    let limit = tokio::time::sleep(patience);
+    tokio::pin!(limit);
+    let mut record = cluster.read(|state| state.record_for(principal, task)).await.map_err(unavailable)?;
+    loop {
+        let found = cluster.recall(task, record).await.map_err(unavailable)?;
+        let found = found.ok_or_else(|| WireError::unknown_task(&task.to_string()))?;
+        if found.generation > after || found.status.state.is_terminal() {
+            return Ok(found);
+        }
+        tokio::select! {
+            () = watch.changed() => {}
+            () = &mut limit => return Ok(found),
+            () = settings.stopping.cancelled() => return Ok(found),
+        }
+        record = cluster.local(|state| state.record_for(principal, task));
     }
 }
 
@@ -395,10 +552,16 @@ fn stream(
     task: TaskId,
     after: Option<u64>,
     at_input: AtInput,
-) -> Outcome {
+) -> TaskStream {
     let principal = asked.caller.principal.clone();
     let binding = asked.binding.clone();
-    Outcome::Stream(Box::new(TaskStream::new(Arc::clone(settings), principal, task, binding, after, at_input)))
+    let stream = TaskStream::new(Arc::clone(settings), principal, task, binding, after, at_input);
+    stream.annotated(asked.active.annotations)
+}
+
+/// A place for a stream, before anything is done for it.
+fn place(settings: &A2aSettings, asked: &Asked<'_>) -> Result<StreamPlace, WireError> {
+    settings.auth.stream(&asked.caller).map_err(|refusal| refusal.to_wire())
 }
 
 fn method_span(asked: &Asked<'_>, method: Method) -> Span {
@@ -409,7 +572,7 @@ fn method_span(asked: &Asked<'_>, method: Method) -> Span {
         Method::ListTasks => names::span::LIST_TASKS,
         Method::CancelTask => names::span::CANCEL_TASK,
         Method::SubscribeToTask => names::span::SUBSCRIBE_TO_TASK,
-        Method::PushConfig => "TaskPushNotificationConfig",
+        Method::PushConfig(method) => method.name(),
         Method::GetExtendedAgentCard => a2a::methods::GET_EXTENDED_AGENT_CARD,
     };
     let mut span = Span::child(name, Kind::Server, &asked.http);

@@ -6,9 +6,9 @@ use axum::{
 };
 use http::{StatusCode, header, request::Parts};
 use serde_json::{Value, json};
-use towline_a2a::{WireError, errors::reason};
+use towline_a2a::{WireError, convert, errors::reason};
 
-use super::call::{Call, check_content_type, check_version, read_body};
+use super::call::{Call, check_content_type, check_last_event_id, check_version, decode, read_body};
 
 /// A request that is answered with an error, and the id to answer under.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,11 +32,12 @@ impl From<WireError> for Failure {
     }
 }
 
-/// JSON-RPC errors travel with status 200, but for those about the HTTP message itself.
+/// JSON-RPC errors travel with status 200, but for those about the HTTP message itself and about who has sent it.
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let status = match (self.error.reason, self.error.code) {
             (reason::BODY_TOO_LARGE, _) => StatusCode::PAYLOAD_TOO_LARGE,
+            (reason::UNAUTHENTICATED | reason::PERMISSION_DENIED | reason::RATE_LIMITED, _) => self.error.http_status(),
             (_, a2a::error_code::CONTENT_TYPE_NOT_SUPPORTED) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             _ => StatusCode::OK,
         };
@@ -62,8 +63,9 @@ pub(crate) fn envelope(id: Value, kind: &str, content: Value) -> Value {
 /// Reads one request. The head is judged before the body, the body before its content.
 pub(crate) async fn receive(parts: &Parts, body: Body) -> Result<(Value, Call), Failure> {
     check_content_type(&parts.headers)?;
+    check_last_event_id(&parts.headers)?;
     let body = read_body(&parts.headers, body).await?;
-    let (id, call) = parse(&body)?;
+    let (id, call) = decode(body.len(), || parse(&body)).await?;
     match check_version(&parts.headers, &parts.uri) {
         Ok(()) => Ok((id, call)),
         Err(error) => Err(Failure::new(id, error)),
@@ -72,6 +74,7 @@ pub(crate) async fn receive(parts: &Parts, body: Body) -> Result<(Value, Call), 
 
 /// Reads JSON-RPC out of a body: the id of the request, and what it asks.
 pub(crate) fn parse(body: &[u8]) -> Result<(Value, Call), Failure> {
+    convert::check_json(body).map_err(|field| Failure::new(id_of(body), field.into()))?;
     let value: Value = serde_json::from_slice(body).map_err(WireError::parse)?;
     let mut fields = match value {
         Value::Object(fields) => fields,
@@ -101,6 +104,25 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Value, Call), Failure> {
         return Err(Failure::new(id, field.into()));
     }
     Ok((id, Call { method, params }))
+}
+
+/// The id in a body of which no tree is made.
+fn id_of(body: &[u8]) -> Value {
+    #[derive(serde::Deserialize)]
+    struct Head {
+        id: Id,
+    }
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum Id {
+        Number(i64),
+        Text(String),
+    }
+    match serde_json::from_slice(body) {
+        Ok(Head { id: Id::Number(id) }) => id.into(),
+        Ok(Head { id: Id::Text(id) }) => id.into(),
+        Err(_) => Value::Null,
+    }
 }
 
 fn json_response(status: StatusCode, body: &Value) -> Response {

@@ -23,9 +23,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
+use crate::descriptors;
+
 /// Most connections of one door at the same time; more wait in the kernel's queue. A stream holds one, and a few
-/// thousand of them are what one node is meant to serve.
-const MAX_CONNECTIONS: usize = 4_096;
+/// thousand of them are what one node is meant to serve; idle ones, which cost some kilobytes, may be more.
+const MAX_CONNECTIONS: usize = 12_288;
 
 /// How long a client may take for the head of a request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,6 +46,12 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a stopping node waits for answers that are under way.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a client of HTTP/2 begins with.
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Pause before the next look at a beginning that may be either HTTP: it is rarely seen in pieces.
+const PEEK_PAUSE: Duration = Duration::from_millis(10);
 
 /// How long the loop rests when the system has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -77,14 +85,23 @@ impl Handshake for Plain {
 
     const HTTP2: bool = true;
 
+    /// Nothing is set up for a client that says nothing: which HTTP it speaks is seen within the time of a handshake.
     async fn handshake(&self, tcp: TcpStream) -> io::Result<(TcpStream, Extensions)> {
-        Ok((tcp, Extensions::new()))
+        let mut seen = [0; HTTP2_PREFACE.len()];
+        loop {
+            let read = tcp.peek(&mut seen).await?;
+            let is_undecided = read > 0 && read < seen.len() && HTTP2_PREFACE.starts_with(&seen[..read]);
+            if !is_undecided {
+                return Ok((tcp, Extensions::new()));
+            }
+            tokio::time::sleep(PEEK_PAUSE).await;
+        }
     }
 }
 
 /// Serves `router` on `tcp` until `stop`, then lets what is under way finish, within a limit.
 pub async fn serve<H: Handshake>(tcp: TcpListener, handshake: H, router: Router, stop: CancellationToken) {
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let room = Arc::new(Semaphore::new(descriptors::connections(MAX_CONNECTIONS)));
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
     while let Some((socket, address)) = next(&tcp, &room, &mut connections, &stop).await {
@@ -178,7 +195,7 @@ async fn sleep_until(end: Option<Instant>) {
     }
 }
 
-fn builder<H: Handshake>() -> auto::Builder<TokioExecutor> {
+pub(super) fn builder<H: Handshake>() -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(MAX_HEADER_BYTES);
     builder

@@ -1,9 +1,9 @@
 //! The A2A doors of a node: on the public listener for its callers, and on the peer listener for delegations.
 //!
 //! ```text
-//! listener ─▶ principal ─▶ jsonrpc ─▶ handler::decide ─▶ handler::perform ─▶ one answer | stream
-//!  accept      who asks    rest        a Decision          ClusterHandle
-//!                          grpc: a Call
+//! listener ─▶ auth::gate ─▶ jsonrpc ─▶ handler::decide ─▶ handler::perform ─▶ one answer | stream
+//!  accept      who asks     rest        a Decision          ClusterHandle
+//!                           grpc: a Call
 //! ```
 //!
 //! The three bindings differ in how a request is read and an answer is written, and in nothing else. Both doors are the same router; only the peer door believes the headers that say on whose behalf an agent acts.
@@ -13,14 +13,19 @@
 mod blob_door;
 mod blobs;
 mod call;
+mod card_signer;
 mod cards;
+mod chain;
+mod extensions;
 mod grpc;
 mod handler;
 mod jsonrpc;
 pub mod listener;
 pub mod principal;
+mod push;
 mod rest;
 mod stream;
+pub mod unix;
 
 use std::sync::Arc;
 
@@ -28,20 +33,28 @@ use axum::{
     Router,
     body::Body,
     extract::{Path, State},
+    middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 use http::{Request, request::Parts};
 use tokio_util::sync::CancellationToken;
 use towline_a2a::WireError;
+use towline_actors::egress::EgressPolicy;
 use towline_cluster::ClusterHandle;
 use towline_core::{AgentName, TraceContext};
 use towline_trace::{Kind, Span, names};
 
+pub use card_signer::{CardKeyError, CardSigner};
+
 use call::{Binding, Call};
+use cards::Cards;
+use extensions::{Active, Condition, Marks};
 use handler::{Asked, Outcome};
 use jsonrpc::Failure;
 use principal::Caller;
+
+use crate::auth::{self, Auth};
 
 /// What the A2A doors of a node need.
 pub struct A2aSettings {
@@ -55,6 +68,12 @@ pub struct A2aSettings {
     pub version: String,
     /// Most open tasks that one principal may have; none means the default of the core.
     pub most_open: Option<u32>,
+    /// Who asks, and who may.
+    pub auth: Arc<Auth>,
+    /// Where webhooks of clients may lead; none where push notifications are off.
+    pub push: Option<Arc<EgressPolicy>>,
+    /// What cards are signed with, if they are.
+    pub card_signer: Option<CardSigner>,
     /// Canceled when the node begins to stop: streams end, so that their clients go on elsewhere, and waits answer.
     pub stopping: CancellationToken,
 }
@@ -70,18 +89,27 @@ pub enum Door {
 
 /// The A2A routes of one door. There is no fallback, so that other routes can be merged in.
 pub fn router(settings: Arc<A2aSettings>, door: Door) -> Router {
-    let shared = Shared { settings, door };
-    Router::new()
+    let auth = Arc::clone(&settings.auth);
+    let shared = Shared { settings, door, cards: Arc::default() };
+    let closed = Router::new()
         .route("/", post(at_root))
         .route("/a2a/v1", post(at_fixed_path))
         .route("/a2a/v1/", post(at_fixed_path))
         .route("/agents/{agent}", post(at_agent))
         .route("/agents/{agent}/", post(at_agent))
-        .route("/.well-known/agent-card.json", get(cards::of_mesh))
-        .route("/agents/{agent}/.well-known/agent-card.json", get(cards::of_agent))
         .merge(rest::router())
-        .merge(grpc::router())
-        .merge(blob_door::router())
+        .merge(grpc::router());
+    let blobs = blob_door::router();
+    let behind_its_gate = match door {
+        Door::Public => closed
+            .merge(blobs.route_layer(middleware::from_fn(auth::authorize)))
+            .route_layer(middleware::from_fn_with_state(auth, auth::gate)),
+        Door::Peer => closed.merge(blobs),
+    };
+    behind_its_gate
+        .route("/.well-known/agent-card.json", get(cards::of_mesh).options(cards::preflight))
+        .route("/agents/{agent}/.well-known/agent-card.json", get(cards::of_agent).options(cards::preflight))
+        .route("/.well-known/jwks.json", get(cards::keys).options(cards::preflight))
         .with_state(shared)
 }
 
@@ -89,6 +117,7 @@ pub fn router(settings: Arc<A2aSettings>, door: Door) -> Router {
 struct Shared {
     settings: Arc<A2aSettings>,
     door: Door,
+    cards: Arc<Cards>,
 }
 
 async fn at_root(State(shared): State<Shared>, request: Request<Body>) -> Response {
@@ -116,14 +145,20 @@ async fn answer(shared: &Shared, agent: Option<String>, route: &'static str, req
     };
     let binding = Binding::JsonRpc { id: id.clone() };
     let asking = Asking { parts: &parts, agent: agent.as_deref(), route: route.to_owned(), binding };
-    let (result, mut span) = exchange(shared, asking, caller, received).await;
-    let response = match result {
+    let Exchanged { result, mut span, marks } = exchange(shared, asking, caller, received).await;
+    let mut response = match result {
         Ok(Outcome::Answer(result)) => jsonrpc::success(id, result),
         Ok(Outcome::Stream(stream)) => stream.into_response(),
         Err(error) => Failure::new(id, error).into_response(),
     };
+    marks.put(response.headers_mut());
     span.set(names::HTTP_RESPONSE_STATUS_CODE, i64::from(response.status().as_u16()));
     response
+}
+
+/// A request that is refused before its id is known.
+pub(crate) fn plain_failure(error: WireError) -> Response {
+    Failure::from(error).into_response()
 }
 
 /// The head of a request, and where it came in.
@@ -136,18 +171,23 @@ struct Asking<'a> {
     binding: Binding,
 }
 
+/// What came of a request.
+struct Exchanged {
+    result: Result<Outcome, WireError>,
+    span: Span,
+    marks: Marks,
+}
+
 /// One request of any binding, from its head to the head of its response. The span of the transport ends with the caller:
 /// that of a stream does not last as long as the stream, and is not lost with the node.
-async fn exchange(
-    shared: &Shared,
-    asking: Asking<'_>,
-    caller: Caller,
-    received: Result<Call, WireError>,
-) -> (Result<Outcome, WireError>, Span) {
+async fn exchange(shared: &Shared, asking: Asking<'_>, caller: Caller, received: Result<Call, WireError>) -> Exchanged {
     let (mut span, metadata_trace) = transport_span(&asking, received.as_ref().ok());
     let Asking { parts, agent, binding, .. } = asking;
+    let active = Active::named_in(&parts.headers);
+    let mut trace = span.context();
+    let received = received.and_then(|call| Ok((Condition::of(active, &call, &parts.headers)?, call)));
     let result = match received {
-        Ok(call) => {
+        Ok((condition, call)) => {
             let asked = Asked {
                 agent,
                 caller,
@@ -155,17 +195,19 @@ async fn exchange(
                 call,
                 last_event_id: last_event_id(parts),
                 consistency: consistency(parts),
+                active,
+                condition,
                 http: span.context(),
             };
             // Boxed: what all bindings go through is wide, and none of their futures has to hold it.
-            Box::pin(handler::handle(&shared.settings, asked, metadata_trace)).await
+            Box::pin(handler::handle(&shared.settings, asked, metadata_trace, &mut trace)).await
         }
         Err(error) => Err(error),
     };
     if let Err(error) = &result {
         span.fail(error.reason, &error.message);
     }
-    (result, span)
+    Exchanged { result, span, marks: Marks { trace, active } }
 }
 
 /// The span of the request as HTTP or gRPC. Its parent is the `traceparent` header; where there is none, or it is malformed,

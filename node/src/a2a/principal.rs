@@ -1,6 +1,7 @@
 //! Who asks: the one place where a [`Principal`] of a caller is made.
 //!
-//! On the public door that is the operator, and only from this machine: the connection comes from a loopback address,
+//! On the public door that is whom the gate (`auth::gate`) has found out by what the request shows. Who shows nothing is
+//! the operator where nothing is configured, and only from this machine: the connection comes from a loopback address,
 //! the `Host` header names this node (a page that rebinds its own name to 127.0.0.1 names itself), and there is no
 //! `Origin` header (no browser page may act as the operator). On the peer door it is what the certificate and the
 //! headers of a delegation say; elsewhere those headers mean nothing.
@@ -13,7 +14,8 @@ use serde_json::json;
 use towline_cluster::NotAdmitted;
 use towline_core::{NodeId, ParentLink, Principal, StepNo};
 
-use super::{Door, Shared, listener::PeerAddress};
+use super::{Door, Shared};
+use crate::auth::{Refusal, Standing, Style};
 
 /// The full principal for which a node of this cluster asks, as JSON.
 const ON_BEHALF_OF: &str = "towline-on-behalf-of";
@@ -26,6 +28,10 @@ const HOP: &str = "towline-hop";
 /// When the caller gives up, in milliseconds from now.
 const DEADLINE_MS: &str = "towline-deadline-ms";
 
+/// What proxies say of whom they speak for.
+const FORWARDED: [&str; 6] =
+    ["forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"];
+
 /// Who asks, and what a delegation says about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Caller {
@@ -37,6 +43,15 @@ pub(crate) struct Caller {
     pub hop: u32,
     /// When it gives up, in milliseconds from now.
     pub deadline_ms: Option<u64>,
+    /// What it may do.
+    pub standing: Standing,
+}
+
+impl Caller {
+    /// Somebody who asks from outside of the mesh.
+    pub fn new(principal: Principal, standing: Standing) -> Self {
+        Self { principal, parent: None, hop: 0, deadline_ms: None, standing }
+    }
 }
 
 /// Why a caller is not let in.
@@ -48,6 +63,14 @@ pub enum Refused {
     /// A page in a browser.
     #[error("requests with an Origin header are refused: a web page must not act as the operator")]
     Origin,
+    /// A proxy.
+    #[error(
+        "requests through a proxy (header {header}) are not the operator's: say who may call in the section auth: of the configuration"
+    )]
+    Forwarded {
+        /// By what it is known.
+        header: &'static str,
+    },
     /// A name that is not this node's.
     #[error("Host {host:?} is not a name of this node: use localhost, 127.0.0.1 or the node's public_url")]
     Host {
@@ -57,6 +80,9 @@ pub enum Refused {
     /// A peer whose certificate lets it not in.
     #[error(transparent)]
     NotAdmitted(#[from] NotAdmitted),
+    /// A request of the public door that has not come through its gate.
+    #[error("nobody is known to ask")]
+    Nobody,
     /// A header of a delegation that cannot be read.
     #[error("header {header} is missing or cannot be read")]
     Header {
@@ -68,8 +94,10 @@ pub enum Refused {
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let status = match self {
+            Refused::Nobody => return Refusal::Nobody.answer(Style::JsonRpc),
             Refused::NotLoopback
             | Refused::Origin
+            | Refused::Forwarded { .. }
             | Refused::Host { .. }
             | Refused::NotAdmitted(
                 NotAdmitted::NoCertificate | NotAdmitted::Removed { .. } | NotAdmitted::OtherKey { .. },
@@ -83,14 +111,18 @@ impl IntoResponse for Refused {
     }
 }
 
+/// Lets whoever reads a card in: on the public door everybody, on the peer door members.
+pub(super) fn reader(parts: &Parts, shared: &Shared) -> Result<(), Refused> {
+    match shared.door {
+        Door::Public => Ok(()),
+        Door::Peer => caller(parts, shared).map(|_| ()),
+    }
+}
+
 /// Who stands behind a request that came through the door of `shared`.
 pub(super) fn caller(parts: &Parts, shared: &Shared) -> Result<Caller, Refused> {
     match shared.door {
-        Door::Public => {
-            let peer = parts.extensions.get().map(|PeerAddress(address)| *address);
-            local_operator(&parts.headers, peer, &shared.settings.public_url)?;
-            Ok(Caller { principal: Principal::Operator, parent: None, hop: 0, deadline_ms: None })
-        }
+        Door::Public => parts.extensions.get::<Caller>().cloned().ok_or(Refused::Nobody),
         Door::Peer => {
             let node = shared.settings.cluster.admit(parts.extensions.get())?;
             peer(&parts.headers, node)
@@ -108,6 +140,10 @@ pub fn local_operator(headers: &HeaderMap, peer: Option<SocketAddr>, public_url:
     }
     if headers.contains_key(header::ORIGIN) {
         return Err(Refused::Origin);
+    }
+    // A proxy on this machine speaks for somebody who may be anywhere.
+    if let Some(header) = FORWARDED.into_iter().find(|header| headers.contains_key(*header)) {
+        return Err(Refused::Forwarded { header });
     }
     let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let name = host_name(host);
@@ -127,7 +163,7 @@ fn peer(headers: &HeaderMap, node: NodeId) -> Result<Caller, Refused> {
     let principal = match text(headers, ON_BEHALF_OF)? {
         None => Principal::Node(node),
         Some(principal) => match serde_json::from_str(principal) {
-            Ok(principal @ (Principal::Agent { .. } | Principal::Operator)) => principal,
+            Ok(principal @ (Principal::Agent { .. } | Principal::Operator | Principal::Named { .. })) => principal,
             // A node speaks for itself by its certificate only.
             Ok(Principal::Node(_)) | Err(_) => return Err(Refused::Header { header: ON_BEHALF_OF }),
         },
@@ -139,7 +175,7 @@ fn peer(headers: &HeaderMap, node: NodeId) -> Result<Caller, Refused> {
         (None, Some(_)) => return Err(Refused::Header { header: PARENT_TASK }),
     };
     let hop = parsed(headers, HOP)?.unwrap_or(0);
-    Ok(Caller { principal, parent, hop, deadline_ms: parsed(headers, DEADLINE_MS)? })
+    Ok(Caller { principal, parent, hop, deadline_ms: parsed(headers, DEADLINE_MS)?, standing: Standing::unlimited() })
 }
 
 fn text<'a>(headers: &'a HeaderMap, header: &'static str) -> Result<Option<&'a str>, Refused> {

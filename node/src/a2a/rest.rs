@@ -10,14 +10,14 @@ use axum::{
 };
 use http::{Method, Request, StatusCode, header, request::Parts};
 use serde_json::{Map, Value};
-use towline_a2a::{Field, WireError, shortened};
+use towline_a2a::{Field, WireError, convert, shortened};
 
 use super::{
-    Asking, Shared,
-    call::{Binding, Call, check_content_type, check_version, read_body},
+    Asking, Exchanged, Shared,
+    call::{Binding, Call, check_content_type, check_last_event_id, check_version, decode, read_body},
     exchange,
     handler::Outcome,
-    principal,
+    principal::{self, Caller},
 };
 
 /// What answers are declared as.
@@ -46,17 +46,18 @@ async fn answer(shared: &Shared, agent: Option<String>, operation: &str, request
         Ok(caller) => caller,
         Err(refused) => return refused.into_response(),
     };
-    let received = receive(&parts, operation, body).await;
+    let received = receive(&parts, operation, &caller, body).await;
     let base = if agent.is_some() { "/agents/{agent}/rest" } else { "/rest" };
     let name = received.as_ref().map_or("{operation}", |(template, _)| template);
     let route = format!("{base}/{name}");
     let asking = Asking { parts: &parts, agent: agent.as_deref(), route, binding: Binding::HttpJson };
-    let (result, mut span) = exchange(shared, asking, caller, received.map(|(_, call)| call)).await;
-    let response = match result {
+    let Exchanged { result, mut span, marks } = exchange(shared, asking, caller, received.map(|(_, call)| call)).await;
+    let mut response = match result {
         Ok(Outcome::Answer(result)) => json_response(StatusCode::OK, &result),
         Ok(Outcome::Stream(stream)) => stream.into_response(),
         Err(error) => refusal(&error),
     };
+    marks.put(response.headers_mut());
     span.set(towline_trace::names::HTTP_RESPONSE_STATUS_CODE, i64::from(response.status().as_u16()));
     response
 }
@@ -93,14 +94,17 @@ enum Parameters {
 }
 
 /// Reads one request: the template of its path, and what it asks. The head is judged before the body.
-async fn receive(parts: &Parts, path: &str, body: Body) -> Result<(&'static str, Call), WireError> {
+async fn receive(parts: &Parts, path: &str, caller: &Caller, body: Body) -> Result<(&'static str, Call), WireError> {
     let operation = operation(&parts.method, path)?;
+    caller.check_method(operation.method)?;
     check_version(&parts.headers, &parts.uri)?;
+    check_last_event_id(&parts.headers)?;
     let mut params = match operation.parameters {
         Parameters::Query => query(parts.uri.query().unwrap_or_default())?,
         Parameters::Body => {
             check_content_type(&parts.headers)?;
-            object(&read_body(&parts.headers, body).await?)?
+            let body = read_body(&parts.headers, body).await?;
+            decode(body.len(), || object(&body)).await?
         }
         Parameters::BodyOrNothing => {
             let body = read_body(&parts.headers, body).await?;
@@ -108,7 +112,7 @@ async fn receive(parts: &Parts, path: &str, body: Body) -> Result<(&'static str,
                 Map::new()
             } else {
                 check_content_type(&parts.headers)?;
-                object(&body)?
+                decode(body.len(), || object(&body)).await?
             }
         }
     };
@@ -180,6 +184,7 @@ const PUSH_CONFIGS: &str = "tasks/{id}/pushNotificationConfigs";
 const PUSH_CONFIG: &str = "tasks/{id}/pushNotificationConfigs/{configId}";
 
 fn object(body: &[u8]) -> Result<Map<String, Value>, WireError> {
+    convert::check_json(body)?;
     match serde_json::from_slice(body).map_err(WireError::parse)? {
         Value::Object(fields) => Ok(fields),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {

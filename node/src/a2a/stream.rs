@@ -25,12 +25,13 @@ use http::header;
 use serde_json::Value;
 use towline_a2a::{
     WireError,
-    convert::{self, Answer},
+    convert::{self, Answer, TaskView},
 };
 use towline_cluster::TaskWatch;
 use towline_core::{Event, EventKind, Part, Principal, Record, Task, TaskId, TaskState};
 
 use super::{A2aSettings, Binding, blobs, jsonrpc::envelope};
+use crate::auth::StreamPlace;
 
 /// How often a silent stream shows that it is alive, so that proxies and clients do not take it for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -115,9 +116,12 @@ pub(super) struct TaskStream {
     watch: TaskWatch,
     after: Option<u64>,
     sent: Sent,
+    annotated: bool,
     page: VecDeque<(u64, Answer)>,
     /// The record from the archive: it does not change any more.
     archived: Option<Arc<Task>>,
+    /// Its place among those of its principal, until it ends.
+    place: Option<StreamPlace>,
 }
 
 /// What a stream says next.
@@ -147,7 +151,19 @@ impl TaskStream {
     ) -> Self {
         let watch = settings.cluster.watch_task(task);
         let (sent, page) = (Sent::Nothing, VecDeque::new());
-        Self { settings, principal, task, binding, at_input, watch, after, sent, page, archived: None }
+        let (annotated, archived, place) = (false, None, None);
+        Self { settings, principal, task, binding, at_input, watch, after, sent, annotated, page, archived, place }
+    }
+
+    /// The same, with its place among those of its principal.
+    pub(super) fn at(mut self, place: Option<StreamPlace>) -> Self {
+        self.place = place;
+        self
+    }
+
+    /// Whether the task, where it is shown as a whole, says where it stands inside the mesh.
+    pub(super) fn annotated(self, annotated: bool) -> Self {
+        Self { annotated, ..self }
     }
 
     /// What it says next; none at the end.
@@ -194,14 +210,14 @@ impl TaskStream {
 
     async fn read_page(&mut self) -> Page {
         if let Some(task) = &self.archived {
-            return page(task, self.after, self.sent, self.at_input);
+            return self.page_of(task);
         }
         let cluster = &self.settings.cluster;
         let record = cluster.local(|state| state.record_for(&self.principal, self.task));
         let is_archived = record == Some(Record::Archived);
         match cluster.recall(self.task, record).await {
             Ok(Some(task)) => {
-                let next = page(&task, self.after, self.sent, self.at_input);
+                let next = self.page_of(&task);
                 self.archived = is_archived.then_some(task);
                 next
             }
@@ -212,6 +228,13 @@ impl TaskStream {
                 Page::Later
             }
         }
+    }
+}
+
+impl TaskStream {
+    fn page_of(&self, task: &Task) -> Page {
+        let view = TaskView { annotated: self.annotated, ..TaskView::WHOLE };
+        page(task, view, self.after, self.sent, self.at_input)
     }
 }
 
@@ -232,10 +255,12 @@ impl IntoResponse for TaskStream {
 }
 
 /// What follows, copied out of the state.
-fn page(task: &Task, after: Option<u64>, sent: Sent, at_input: AtInput) -> Page {
+fn page(task: &Task, view: TaskView, after: Option<u64>, sent: Sent, at_input: AtInput) -> Page {
     let first_retained = task.events.front().map_or(task.generation + 1, |event| event.index);
     match next(after, task.generation, first_retained) {
-        Next::Snapshot => Page::Frames(VecDeque::from([(task.generation, convert::snapshot(task))]), Sent::Snapshot),
+        Next::Snapshot => {
+            Page::Frames(VecDeque::from([(task.generation, convert::snapshot(task, view))]), Sent::Snapshot)
+        }
         Next::Events { from } => {
             let skipped = usize::try_from(from - first_retained).unwrap_or(usize::MAX);
             Page::Frames(copied(task, skipped), Sent::Event)

@@ -16,8 +16,11 @@ use towline_core::{
 };
 
 use super::*;
+use crate::auth::AuthSettings;
 
 mod bindings;
+mod burst;
+mod protocol;
 
 /// A wait of a test: far above what is measured, since machines are busy.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -384,6 +387,20 @@ struct Node {
 
 impl Node {
     async fn start() -> Self {
+        Self::start_as(AuthSettings::default(), None).await
+    }
+
+    /// A node that knows these callers.
+    async fn start_with(callers: AuthSettings) -> Self {
+        Self::start_as(callers, None).await
+    }
+
+    /// With push notifications to where the policy allows.
+    async fn start_telling(push: Option<Arc<EgressPolicy>>) -> Self {
+        Self::start_as(AuthSettings::default(), push).await
+    }
+
+    async fn start_as(callers: AuthSettings, push: Option<Arc<EgressPolicy>>) -> Self {
         // Another test of this process may have been first.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let data = tempfile::tempdir().unwrap();
@@ -408,15 +425,27 @@ impl Node {
             .await
             .unwrap();
         let stopping = CancellationToken::new();
+        let auth = Arc::new(Auth::new(callers, tcp.local_addr().unwrap(), &url).unwrap());
+        let api = Arc::new(crate::api::Api {
+            cluster: handle.clone(),
+            mesh: tokio::sync::Mutex::new(None),
+            public_url: url.clone(),
+            auth: Arc::clone(&auth),
+            ready: true.into(),
+            sign_ins: crate::sign_in::SignIns::new(handle.clone(), Default::default(), url.clone()),
+        });
         let settings = Arc::new(A2aSettings {
             cluster: handle,
             front_door: "surveyor".parse().unwrap(),
             public_url: url.clone(),
             version: "0".into(),
             most_open: None,
+            auth,
+            push,
+            card_signer: None,
             stopping: stopping.clone(),
         });
-        let router = router(settings, Door::Public);
+        let router = router(settings, Door::Public).merge(crate::api::router(api));
         let serving = tokio::spawn(listener::serve(tcp, listener::Plain, router, stopping.clone()));
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
         Self { url, http, cluster, stopping, serving, _data: data }
@@ -430,6 +459,9 @@ impl Node {
             public_url: self.url.clone(),
             version: "0".into(),
             most_open: None,
+            auth: Arc::new(Auth::new(AuthSettings::default(), ([127, 0, 0, 1], 0).into(), &self.url).unwrap()),
+            push: None,
+            card_signer: None,
             stopping: self.stopping.clone(),
         });
         let body = serde_json::json!({ "jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {} }).to_string();
@@ -480,6 +512,11 @@ impl Node {
         self.report(task, vec![OwnerWord::Finished { state, message: None }]).await;
     }
 
+    fn generation(&self, task: &str) -> u64 {
+        let task: TaskId = task.parse().unwrap();
+        self.cluster.handle().local(|state| state.task(task).unwrap().generation)
+    }
+
     async fn archive(&self, task: &str) {
         let (id, handle): (TaskId, _) = (task.parse().unwrap(), self.cluster.handle());
         let by = Principal::Node(handle.node_id());
@@ -491,11 +528,14 @@ impl Node {
     async fn ask(&self, task: &str, question: &str) {
         let span = TraceContext { trace_id: 1, span_id: 2, sampled: false };
         let step = towline_core::StepNo(0);
-        let intent = towline_core::Intent::Ask { call_id: "c".into(), question: question.into() };
+        let intent = towline_core::Intent::Ask { call_id: "c".into(), question: question.into(), to: None };
         let mut message = message("question-1", question);
         message.role = Role::Agent;
-        self.report(task, vec![OwnerWord::StepStarted { step, intent, span }, OwnerWord::AskPerson { step, message }])
-            .await;
+        self.report(
+            task,
+            vec![OwnerWord::StepStarted { step, intent, span }, OwnerWord::AskPerson { step, message, auth: false }],
+        )
+        .await;
     }
 
     async fn stop(self) {

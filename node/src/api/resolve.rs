@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, State, rejection::JsonRejection},
     response::{IntoResponse, Response},
 };
@@ -11,10 +11,11 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 use towline_cluster::ProposeError;
-use towline_core::{Command, Principal, Proposal, Rejection, Resolve, StepNo, Task, Verdict};
+use towline_core::{Command, Proposal, Rejection, Resolve, StepNo, Task, Verdict};
 use towline_trace::{Kind, Span, names};
 
 use super::{Api, ApiError, invalid, task_id, unknown_task};
+use crate::a2a::principal::Caller;
 
 /// The route, which is also the name of the span.
 pub(super) const ROUTE: &str = "/api/v1/tasks/{id}/resolve";
@@ -52,6 +53,7 @@ impl Decision {
 pub(super) async fn resolve(
     State(api): State<Arc<Api>>,
     Path(id): Path<String>,
+    Extension(caller): Extension<Caller>,
     body: Result<Json<Decision>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let task = task_id(&id)?;
@@ -64,7 +66,7 @@ pub(super) async fn resolve(
     span.set(names::A2A_TASK_ID, task.to_string());
     let request = uuid::Uuid::now_v7();
     let resolve = Resolve { request, task, step, verdict, trace: span.context() };
-    let proposal = Proposal { by: Principal::Operator, command: Command::Resolve(Box::new(resolve)) };
+    let proposal = Proposal { by: caller.principal, command: Command::Resolve(Box::new(resolve)) };
     if let Err(error) = api.cluster.propose(proposal, Some(&span.context())).await {
         span.fail(names::error::UNAVAILABLE, &error.to_string());
         return Err(refused(error));

@@ -55,6 +55,14 @@ pub enum BenchError {
         "etcd is not in PATH: install it (on Debian: apt-get install etcd-server), name one with --etcd, or leave out --vs etcd"
     )]
     NoEtcd,
+    /// An A2A server to compare with is not there.
+    #[error("there is no server {name}: {} is no program (see --servers)", program.display())]
+    NoServer {
+        /// What was asked for.
+        name: String,
+        /// Where it was looked for.
+        program: PathBuf,
+    },
     /// It is there, and did not work.
     #[error("{action}: {reason}")]
     Etcd {

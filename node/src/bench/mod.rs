@@ -7,6 +7,7 @@
 //! started beside them, on the same disk, and the two take turns point by point, round by round. What an operation
 //! includes is told in the file of each bench. Everything that is started is stopped, also on Ctrl-C.
 
+mod a2a;
 mod adopt;
 mod cluster;
 mod delegation;
@@ -19,12 +20,16 @@ mod machine;
 mod nodes;
 mod options;
 mod report;
+mod revoke;
 mod soak;
 mod subjects;
 mod task;
 
 pub use error::BenchError;
-pub use options::{AdoptArgs, BenchCommand, ClusterArgs, Common, DelegationArgs, IdleArgs, Pace, SoakArgs, TaskArgs};
+pub use options::{
+    A2aArgs, AdoptArgs, BenchCommand, ClusterArgs, Common, DelegationArgs, IdleArgs, Pace, RevokeArgs, SoakArgs,
+    TaskArgs,
+};
 
 use std::path::Path;
 
@@ -54,5 +59,7 @@ async fn measure(command: &BenchCommand, dir: &Path) -> Result<Report, BenchErro
         BenchCommand::Idle(args) => Box::pin(idle::run(args, dir)).await,
         BenchCommand::Delegation(args) => Box::pin(delegation::run(args, dir)).await,
         BenchCommand::Soak(args) => Box::pin(soak::run(args, dir)).await,
+        BenchCommand::Revoke(args) => Box::pin(revoke::run(args, dir)).await,
+        BenchCommand::A2a(args) => Box::pin(a2a::run(args, dir)).await,
     }
 }

@@ -13,6 +13,9 @@ const MAX_SECONDS: u64 = 3_600;
 /// Most rounds, kills: each takes seconds.
 const MAX_ROUNDS: u32 = 1_000;
 
+/// Most sessions that are revoked: more requests than that do not wait at the same time.
+const MAX_REVOKED: u32 = 200;
+
 /// Most idle agents: that many are told to the cluster in one entry, which may have 6 MiB.
 const MAX_AGENTS: u32 = 100_000;
 
@@ -44,6 +47,14 @@ pub enum BenchCommand {
     /// Memory and open files over minutes of tasks and puts
     #[command(after_help = "Example:\n  towline bench soak --seconds 600")]
     Soak(SoakArgs),
+    /// Revokes a session, and looks when its streams end on each node
+    #[command(after_help = "Example:\n  towline bench revoke --rounds 20")]
+    Revoke(RevokeArgs),
+    /// Messages and cards of one node that keeps its log in memory, beside other A2A servers
+    #[command(
+        after_help = "Examples:\n  towline bench a2a --clients 1,16\n  towline bench a2a --vs python,js --servers tests/a2a_servers"
+    )]
+    A2a(A2aArgs),
 }
 
 impl BenchCommand {
@@ -55,6 +66,8 @@ impl BenchCommand {
             BenchCommand::Idle(args) => &args.common,
             BenchCommand::Delegation(args) => &args.common,
             BenchCommand::Soak(args) => &args.common,
+            BenchCommand::Revoke(args) => &args.common,
+            BenchCommand::A2a(args) => &args.common,
         }
     }
 }
@@ -142,6 +155,24 @@ pub struct SoakArgs {
     pub(super) clients: u32,
 }
 
+/// `towline bench a2a`
+#[derive(Debug, Clone, clap::Args)]
+pub struct A2aArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+    #[command(flatten)]
+    pub(super) pace: Pace,
+    /// What is measured beside it, by the name of its program in the folder of `--servers`
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(super) vs: Vec<String>,
+    /// Where the programs of other A2A servers are: each is given a port, and serves on it an agent that answers at once
+    #[arg(long, value_name = "DIR", default_value = "tests/a2a_servers")]
+    pub(super) servers: PathBuf,
+    /// How many clients, each with one request at a time
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16])]
+    pub(super) clients: Vec<u32>,
+}
+
 /// `towline bench adopt`
 #[derive(Debug, Clone, clap::Args)]
 pub struct AdoptArgs {
@@ -150,6 +181,16 @@ pub struct AdoptArgs {
     /// How many owners die; every second one leads the cluster
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub(super) kills: u32,
+}
+
+/// `towline bench revoke`
+#[derive(Debug, Clone, clap::Args)]
+pub struct RevokeArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+    /// How many sessions are revoked, one after the other
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(super) rounds: u32,
 }
 
 /// `towline bench idle`
@@ -188,9 +229,23 @@ pub(super) fn check_clients(clients: &[u32]) -> Result<(), BenchError> {
     clients.iter().try_for_each(|clients| within("--clients", (*clients).into(), MAX_CLIENTS.into()))
 }
 
+impl A2aArgs {
+    pub(super) fn check(&self) -> Result<Plan, BenchError> {
+        check_clients(&self.clients)?;
+        check_beside("--vs", self.vs.len())?;
+        self.pace.check()
+    }
+}
+
 impl AdoptArgs {
     pub(super) fn check(&self) -> Result<(), BenchError> {
         within("--kills", self.kills.into(), MAX_ROUNDS.into())
+    }
+}
+
+impl RevokeArgs {
+    pub(super) fn check(&self) -> Result<(), BenchError> {
+        within("--rounds", self.rounds.into(), MAX_REVOKED.into())
     }
 }
 

@@ -35,6 +35,10 @@ pub(super) struct Submitter {
 }
 
 impl Submitter {
+    pub(super) fn new(client: A2aClient, completed: &Arc<AtomicU64>) -> Self {
+        Self { client, completed: Arc::clone(completed) }
+    }
+
     /// Has one task done, and says its id.
     pub(super) async fn task(&self) -> Result<String, String> {
         let options = SendOptions { history_length: Some(0), timeout: Some(TASK_TIMEOUT), ..SendOptions::default() };

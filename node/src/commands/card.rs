@@ -8,8 +8,8 @@ use crate::{cli::CardCommand, error::CliError, output::Output};
 pub(crate) async fn run(command: CardCommand, client: &Client, output: &mut Output) -> Result<(), CliError> {
     let CardCommand::Get { agent } = command;
     let base = match &agent {
-        Some(agent) => format!("{}/agents/{agent}", client.server()),
-        None => client.server().to_owned(),
+        Some(agent) => format!("{}/agents/{agent}", client.base()),
+        None => client.base().to_owned(),
     };
     let card = client.mesh().card(&base).await.map_err(|error| no_card(&error, agent.as_deref()))?;
     if output.is_json() {

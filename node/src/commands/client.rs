@@ -1,74 +1,174 @@
 //! A client of running nodes: A2A, and the operator API under `/api/v1`.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use reqwest::Url;
 use serde_json::Value;
 use towline_a2a::{A2aClient, ClientError};
 
+use super::contexts::Contexts;
 use crate::{cli::Global, error::CliError};
 
 /// How long the operator API may take: a linearizable read waits for an election at most.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Holds a token for the node.
+const TOKEN: &str = "TOWLINE_ACCESS_TOKEN";
 /// What to do about an unreachable node.
 const IS_IT_RUNNING: &str = "is a node running there? start one with `towline dev` or `towline node -c FILE`, or name \
     another with --server URL or TOWLINE_SERVER";
 
-/// Talks to the nodes that `--server` names: to the first that is reached.
+/// The node that is talked to where nobody says another one.
+const DEFAULT_SERVER: &str = "http://127.0.0.1:7420";
+
+/// Talks to the nodes that `--server` names, or else the context in use: to the first that is reached.
 pub(crate) struct Client {
+    /// At least one.
+    servers: Vec<Server>,
+    contexts: Contexts,
+    /// For agents that are named by a URL.
+    elsewhere: reqwest::Client,
+}
+
+/// One node, and how it is reached.
+struct Server {
+    /// As it is written.
+    name: String,
+    /// Base of the URLs of requests, without a slash at the end.
+    base: String,
     http: reqwest::Client,
-    servers: Vec<String>,
+    /// The token of this user's session there.
+    token: Option<String>,
+}
+
+impl Server {
+    fn new(name: &str, token: Option<String>, ca_file: Option<&Path>) -> Result<Self, CliError> {
+        let name = server_url(name)?;
+        if token.is_some() && is_plain_remote(&name) {
+            let text = format!("a token would be readable on its way to {name}: use https, or ssh -L");
+            return Err(CliError::Usage(text));
+        }
+        let builder = builder(ca_file)?;
+        let (base, http) = match name.strip_prefix(UNIX) {
+            Some(path) => ("http://localhost".to_owned(), builder.unix_socket(path)),
+            None => (name.clone(), builder),
+        };
+        Ok(Self { base, http: http.build().map_err(CliError::other)?, token, name })
+    }
+
+    fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
+        let request = self.http.request(method, format!("{}{path}", self.base));
+        match &self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        }
+    }
+
+    fn a2a(&self, path: &str) -> A2aClient {
+        signed_in(A2aClient::new(self.http.clone(), format!("{}{path}", self.base)), self.token.as_deref())
+    }
+}
+
+/// A client that shows a token, if there is one.
+fn signed_in(client: A2aClient, token: Option<&str>) -> A2aClient {
+    let Some(token) = token else { return client };
+    // The token was checked when it was read; one that no header can carry opens nothing anywhere.
+    client.clone().with_header("authorization", &format!("Bearer {token}")).unwrap_or(client)
+}
+
+fn builder(ca_file: Option<&Path>) -> Result<reqwest::ClientBuilder, CliError> {
+    let builder = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true).no_proxy();
+    Ok(match ca_file {
+        Some(path) => builder.tls_certs_merge(authorities(path)?),
+        None => builder,
+    })
 }
 
 impl Client {
     pub(crate) fn new(global: &Global) -> Result<Self, CliError> {
-        let servers: Result<Vec<String>, CliError> = global.server.iter().map(|server| server_url(server)).collect();
-        let http = reqwest::Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .no_proxy()
-            .build()
-            .map_err(CliError::other)?;
-        Ok(Self { http, servers: servers? })
+        let contexts = Contexts::load()?;
+        let names = match (&global.server[..], contexts.current()) {
+            ([], Some(context)) if !context.servers.is_empty() => context.servers.clone(),
+            ([], _) => vec![DEFAULT_SERVER.to_owned()],
+            (named, _) => named.to_vec(),
+        };
+        // What is shown by name is shown to the nodes that are named; a session, to those of its cluster.
+        let shown = token(global)?;
+        let token_for =
+            |name: &str| shown.clone().or_else(|| contexts.token_for(name.trim_end_matches('/')).map(str::to_owned));
+        let ca_file = global.ca_file.as_deref();
+        let servers: Result<Vec<Server>, CliError> =
+            names.iter().map(|name| Server::new(name, token_for(name), ca_file)).collect();
+        let elsewhere = builder(ca_file)?.build().map_err(CliError::other)?;
+        Ok(Self { servers: servers?, contexts, elsewhere })
     }
 
-    /// The node that is asked first.
-    pub(crate) fn server(&self) -> &str {
+    fn first(&self) -> &Server {
         &self.servers[0]
+    }
+
+    /// The node that is asked first, as it is written.
+    pub(crate) fn server(&self) -> &str {
+        &self.first().name
+    }
+
+    /// All nodes, as they are written.
+    pub(crate) fn servers(&self) -> Vec<String> {
+        self.servers.iter().map(|server| server.name.clone()).collect()
+    }
+
+    /// Base of the URLs of the node that is asked first.
+    pub(crate) fn base(&self) -> &str {
+        &self.first().base
     }
 
     /// A2A at the mesh's own endpoint on the first node.
     pub(crate) fn mesh(&self) -> A2aClient {
-        A2aClient::new(self.http.clone(), format!("{}/", self.server()))
+        self.first().a2a("/")
     }
 
-    /// A2A at the endpoint of an agent, on each of the nodes; one endpoint if `agent` is a URL.
+    /// A2A at the endpoint of an agent, on each of the nodes; one endpoint if `agent` is a URL. Somebody else's agent is not
+    /// shown what is for the mesh.
     pub(crate) fn agent(&self, agent: &str) -> Vec<A2aClient> {
         if agent.starts_with("http://") || agent.starts_with("https://") {
-            return vec![A2aClient::new(self.http.clone(), agent)];
+            let is_below = |server: &&Server| agent == server.name || agent.starts_with(&format!("{}/", server.name));
+            let token = self.servers.iter().find(is_below).and_then(|server| server.token.as_deref());
+            let token = token.or_else(|| self.contexts.token_for(agent)).filter(|_| !is_plain_remote(agent));
+            return vec![signed_in(A2aClient::new(self.elsewhere.clone(), agent), token)];
         }
-        self.at_each(|server| format!("{server}/agents/{agent}"))
+        self.at_each(&format!("/agents/{agent}"))
     }
 
     /// A2A at the mesh's own endpoint on each of the nodes: for tasks of any agent.
     pub(crate) fn meshes(&self) -> Vec<A2aClient> {
-        self.at_each(|server| format!("{server}/"))
+        self.at_each("/")
     }
 
-    fn at_each(&self, endpoint: impl Fn(&str) -> String) -> Vec<A2aClient> {
-        self.servers.iter().map(|server| A2aClient::new(self.http.clone(), endpoint(server))).collect()
+    fn at_each(&self, path: &str) -> Vec<A2aClient> {
+        self.servers.iter().map(|server| server.a2a(path)).collect()
+    }
+
+    /// Posts a form of OAuth, without a session; status and answer, whatever they are.
+    pub(crate) async fn form(&self, path: &str, fields: &[(&str, &str)]) -> Result<(u16, Value), CliError> {
+        let form = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+        let request = self.first().http.post(format!("{}{path}", self.base()));
+        let request = request.header("content-type", "application/x-www-form-urlencoded").body(form);
+        let failed = |error| transport(self.server(), &error);
+        let answer = request.timeout(CALL_TIMEOUT).send().await.map_err(failed)?;
+        let status = answer.status().as_u16();
+        let body = answer.bytes().await.map_err(failed)?;
+        Ok((status, serde_json::from_slice(&body).unwrap_or(Value::Null)))
     }
 
     /// Reads from the operator API.
     pub(crate) async fn get(&self, path: &str) -> Result<Value, CliError> {
-        self.ask(|server| self.http.get(format!("{server}{path}"))).await
+        self.ask(|server| server.request(reqwest::Method::GET, path)).await
     }
 
     /// Reads what may be large from the operator API. The answer may take as long as it goes on.
     pub(crate) async fn download(&self, path: &str) -> Result<reqwest::Response, CliError> {
-        let sent = self.reach(|server| self.http.get(format!("{server}{path}")));
+        let sent = self.reach(|server| server.request(reqwest::Method::GET, path));
         let timeout = || CliError::Timeout(no_answer(self.server()));
         let (server, answer) = tokio::time::timeout(CALL_TIMEOUT, sent).await.map_err(|_| timeout())??;
         if answer.status().is_success() {
@@ -82,7 +182,7 @@ impl Client {
     /// Uploads a file; the URL under which a message may name it. It may take as long as it goes on.
     pub(crate) async fn upload(&self, file: tokio::fs::File) -> Result<String, CliError> {
         let server = self.server();
-        let sent = self.http.post(format!("{server}/blobs")).body(file).send().await;
+        let sent = self.first().request(reqwest::Method::POST, "/blobs").body(file).send().await;
         let answer = sent.map_err(|error| transport(server, &error))?;
         let status = answer.status().as_u16();
         let body = answer.bytes().await.map_err(|error| transport(server, &error))?;
@@ -93,31 +193,31 @@ impl Client {
 
     /// Asks the operator API for a change.
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Value, CliError> {
-        self.ask(|server| self.http.post(format!("{server}{path}")).json(body)).await
+        self.ask(|server| server.request(reqwest::Method::POST, path).json(body)).await
     }
 
     /// Asks the operator API to take something away.
     pub(crate) async fn delete(&self, path: &str) -> Result<Value, CliError> {
-        self.ask(|server| self.http.delete(format!("{server}{path}"))).await
+        self.ask(|server| server.request(reqwest::Method::DELETE, path)).await
     }
 
     /// The answer of the first node that is reached, and which that is.
     async fn reach(
         &self,
-        request: impl Fn(&str) -> reqwest::RequestBuilder,
+        request: impl Fn(&Server) -> reqwest::RequestBuilder,
     ) -> Result<(&str, reqwest::Response), CliError> {
         let mut not_reached = Vec::new();
         for server in &self.servers {
             match request(server).send().await {
-                Err(error) if error.is_connect() => not_reached.push(server.as_str()),
-                Err(error) => return Err(transport(server, &error)),
-                Ok(answer) => return Ok((server, answer)),
+                Err(error) if error.is_connect() => not_reached.push(server.name.as_str()),
+                Err(error) => return Err(transport(&server.name, &error)),
+                Ok(answer) => return Ok((&server.name, answer)),
             }
         }
         Err(CliError::Unreachable(format!("connect to {}: {IS_IT_RUNNING}", not_reached.join(", "))))
     }
 
-    async fn ask(&self, request: impl Fn(&str) -> reqwest::RequestBuilder) -> Result<Value, CliError> {
+    async fn ask(&self, request: impl Fn(&Server) -> reqwest::RequestBuilder) -> Result<Value, CliError> {
         let (server, answer) = self.reach(|server| request(server).timeout(CALL_TIMEOUT)).await?;
         let status = answer.status().as_u16();
         let body = answer.bytes().await.map_err(|error| transport(server, &error))?;
@@ -165,8 +265,47 @@ fn transport(server: &str, error: &reqwest::Error) -> CliError {
     CliError::Unreachable(format!("connect to {server}: {IS_IT_RUNNING}"))
 }
 
-fn server_url(text: &str) -> Result<String, CliError> {
-    let error = || CliError::Usage(format!("--server {text:?} is no URL: write http://HOST:PORT"));
+/// What is shown to the node: the content of `--token-file`, or TOWLINE_ACCESS_TOKEN.
+fn token(global: &Global) -> Result<Option<String>, CliError> {
+    let (text, place) = match &global.token_file {
+        Some(path) => {
+            let text = std::fs::read_to_string(path);
+            let failed = |error| CliError::Usage(format!("read the token in {}: {error}", path.display()));
+            (text.map_err(failed)?, path.display().to_string())
+        }
+        None => match std::env::var(TOKEN) {
+            Ok(text) => (text, TOKEN.to_owned()),
+            Err(_) => return Ok(None),
+        },
+    };
+    let token = text.trim();
+    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(CliError::Usage(format!(
+            "{place} holds no token: one is a word of ASCII letters, digits and signs"
+        )));
+    }
+    Ok(Some(token.to_owned()))
+}
+
+fn authorities(path: &Path) -> Result<Vec<reqwest::Certificate>, CliError> {
+    let failed = |error: &dyn std::fmt::Display| CliError::Usage(format!("read {}: {error}", path.display()));
+    let pem = std::fs::read(path).map_err(|error| failed(&error))?;
+    reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| failed(&error))
+}
+
+fn is_plain_remote(server: &str) -> bool {
+    crate::config::http_url(server).is_ok_and(|url| crate::config::is_plain_remote(&url))
+}
+
+/// What a node is written as that is reached by a socket of this machine.
+const UNIX: &str = "unix://";
+
+/// A node as everything else compares it: without a slash at the end.
+pub(super) fn server_url(text: &str) -> Result<String, CliError> {
+    let error = || CliError::Usage(format!("--server {text:?} is no URL: write http://HOST:PORT or unix:///PATH"));
+    if let Some(path) = text.strip_prefix(UNIX) {
+        return if path.len() > 1 && path.starts_with('/') { Ok(text.to_owned()) } else { Err(error()) };
+    }
     let url = Url::parse(text).map_err(|_| error())?;
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
         return Err(error());
@@ -222,9 +361,10 @@ mod tests {
 
     #[test]
     fn a_server_that_is_no_url_is_a_usage_error() {
-        for text in ["127.0.0.1:7420", "ftp://x", "http://"] {
+        for text in ["127.0.0.1:7420", "ftp://x", "http://", "unix://", "unix:///", "unix://run/x"] {
             assert_eq!(server_url(text).unwrap_err().code(), 2, "{text}");
         }
         assert_eq!(server_url("http://127.0.0.1:7420/").unwrap(), "http://127.0.0.1:7420");
+        assert_eq!(server_url("unix:///run/towline.sock").unwrap(), "unix:///run/towline.sock");
     }
 }

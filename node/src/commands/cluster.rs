@@ -92,11 +92,7 @@ async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
         output.line(format!("content  {} beside the log, {missing}", status.contents))?;
     }
     if status.archived > 0 {
-        let missing = match status.archived_missing {
-            0 => "all held by this node".to_owned(),
-            missing => format!("{missing} of their records missing on this node"),
-        };
-        output.line(format!("archive  {} finished tasks, {missing}", status.archived))?;
+        output.line(format!("archive  {} finished tasks, {}", status.archived, who_holds_records(&status)))?;
     }
     if let Some(reason) = &status.waits_for_content {
         output.line(format!("waits    a change of the voters: {reason}"))?;
@@ -107,6 +103,18 @@ async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
     let rows = status.members.iter().map(|member| row(&status, member)).collect();
     let header = ["NODE", "NAME", "ROLE", "HEALTH", "HTTP", "PEER", "TASKS", "LAG", "CERTIFICATE", "VERSION", "WAITS"];
     Ok(output.table(&header, rows)?)
+}
+
+/// A worker keeps no archive: it asks for a record when somebody reads it.
+fn who_holds_records(status: &ClusterStatus) -> String {
+    let is_worker = |member: &MemberStatus| member.id == status.node && member.role == NodeRole::Worker;
+    match status.archived_missing {
+        _ if status.members.iter().any(is_worker) => {
+            "held by the voters and learners: this node is a worker".to_owned()
+        }
+        0 => "all held by this node".to_owned(),
+        missing => format!("{missing} of their records missing on this node"),
+    }
 }
 
 fn detail(text: &str) -> String {

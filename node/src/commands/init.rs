@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The file that is made: the smallest one that runs an agent.
-const SAMPLE: &str = include_str!("sample.yaml");
+const SAMPLE: &str = config::SAMPLE;
 
 pub(crate) fn run(args: &InitArgs, output: &mut Output) -> Result<(), CliError> {
     let (file, config) = prepare(args, output)?;
@@ -49,7 +49,8 @@ pub(crate) fn restore(saved: &Path, args: &InitArgs, output: &mut Output) -> Res
     }
     output.note(format!(
         "{} tasks of cluster {} (up to entry {}) are in the new cluster; those that ran go on when a node starts whose \
-         configuration declares their agents",
+         configuration declares their agents; they may have gone on after the save as well, so each asks before a call that \
+         must not be made twice",
         summary.tasks, summary.cluster_name, summary.index
     ));
     tell(&identity, &config, &file, output)
@@ -100,7 +101,7 @@ fn addresses(config: &NodeConfig) -> Result<NodeAddresses, CliError> {
     fixed(node.http.port(), "node.listen.http")?;
     fixed(node.peer.port(), "node.listen.peer")?;
     Ok(NodeAddresses {
-        http: node.public_url.clone().unwrap_or_else(|| format!("http://{}", node.http)),
+        http: node.public_url.clone().unwrap_or_else(|| format!("{}://{}", node.scheme(), node.http)),
         peer: node.advertise_peer.clone().unwrap_or_else(|| node.peer.to_string()),
     })
 }

@@ -1,16 +1,22 @@
 //! The commands, one file each. All but `node` are clients: they speak A2A and the operator API to a running node.
 
 mod agent;
+mod auth;
 mod card;
 mod client;
 mod cluster;
 mod completion;
+mod context;
+mod contexts;
 mod follow;
 mod init;
 mod mcp;
 mod members;
 mod node;
+mod peer;
+mod push;
 mod send;
+mod sign_in;
 mod snapshot;
 mod task;
 mod validate;
@@ -19,7 +25,7 @@ use towline_core::TaskState;
 
 use crate::{
     bench::BenchError,
-    cli::{Cli, Command, Global},
+    cli::{AuthCommand, Cli, Command, Global},
     demo::{Console, DemoError},
     error::CliError,
     output::Output,
@@ -55,6 +61,8 @@ pub fn run(cli: Cli, output: &mut Output) -> Result<(), CliError> {
         Command::Init(args) => init::run(&args, output),
         Command::Validate(args) => validate::run(&args, output),
         Command::Completion(args) => completion::run(&args, output),
+        Command::Context(command) => context::run(command, output),
+        Command::Auth(AuthCommand::Hash) => auth::hash(output),
         command => runtime()?.block_on(run_async(command, &cli.global, output)),
     }
 }
@@ -72,10 +80,12 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
         Command::Send(args) => send::run(args, &Client::new(global)?, output).await,
         Command::Task(command) => task::run(command, &Client::new(global)?, output).await,
         Command::Card(command) => card::run(command, &Client::new(global)?, output).await,
-        Command::Agent(command) => agent::run(&command, &Client::new(global)?, output).await,
+        Command::Agent(command) => agent::run(command, &Client::new(global)?, output).await,
+        Command::Peer(command) => peer::run(command, &Client::new(global)?, output).await,
         Command::Cluster(command) => cluster::run(command, &Client::new(global)?, output).await,
         Command::Mcp(command) => mcp::run(&command, &Client::new(global)?, output).await,
-        Command::Node(_) | Command::Init(_) | Command::Validate(_) | Command::Completion(_) => {
+        Command::Auth(command) => sign_in::run(command, &Client::new(global)?, output).await,
+        Command::Node(_) | Command::Init(_) | Command::Validate(_) | Command::Completion(_) | Command::Context(_) => {
             unreachable!("run takes the commands that need no runtime of ours")
         }
     }

@@ -1,14 +1,17 @@
 //! `towline task …`
 
+use std::time::Duration;
+
+use futures::StreamExt;
 use serde::Deserialize;
 use serde_json::Value;
-use towline_a2a::{AGENT_KEY, ListQuery, RemoteTask};
+use towline_a2a::{A2aClient, AGENT_KEY, ASKED_OF_KEY, ClientError, ListQuery, OUTSIDE_INPUT_KEY, RemoteTask};
 use towline_trace::SpanRecord;
 
 use super::{
-    client::{Client, first_reached},
+    client::{Client, call_failed, first_reached},
     follow::{Follow, part_text},
-    state_word,
+    push, state_word,
 };
 use crate::{
     cli::{ResolveArgs, TaskCommand, TaskListArgs, VerdictArg},
@@ -16,6 +19,9 @@ use crate::{
     output::Output,
     waterfall,
 };
+
+/// Between two tries to find where a task stands.
+const WAIT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Longest text of a cell in a list.
 const MAX_CELL_CHARS: usize = 60;
@@ -33,7 +39,9 @@ pub(crate) async fn run(command: TaskCommand, client: &Client, output: &mut Outp
         }
         TaskCommand::Resolve(args) => resolve(args, client, output).await,
         TaskCommand::List(args) => list(args, client, output).await,
+        TaskCommand::Wait { id, timeout } => wait(&id, timeout, client, output).await,
         TaskCommand::Subscribe { id, from } => subscribe(&id, from, client, output).await,
+        TaskCommand::Push(command) => push::run(command, client, output).await,
         TaskCommand::Trace { id, no_raft } => trace(&id, no_raft, client, output).await,
     }
 }
@@ -75,6 +83,13 @@ fn show(task: &RemoteTask, output: &mut Output) -> Result<(), CliError> {
     }
     if let Some(text) = &task.status_text {
         output.line(format!("status   {text}"))?;
+    }
+    if let Some(to) = task.metadata.get(ASKED_OF_KEY).and_then(Value::as_str) {
+        output.line(format!("asks     {to}, who alone may answer"))?;
+    }
+    let reasons = task.metadata.get(OUTSIDE_INPUT_KEY).and_then(Value::as_array).into_iter().flatten();
+    for reason in reasons.filter_map(Value::as_str) {
+        output.line(format!("outside  {reason}"))?;
     }
     for artifact in &task.artifacts {
         let name = artifact.name.as_deref().unwrap_or("artifact");
@@ -162,6 +177,53 @@ async fn subscribe(id: &str, from: Option<u64>, client: &Client, output: &mut Ou
     let mut follow = Follow::new(&endpoints, None);
     (follow.task, follow.last) = (Some(id.to_owned()), from);
     follow.until_the_end(first, async |endpoint| endpoint.subscribe(id, from, None).await, output).await
+}
+
+/// Follows the task at one node after the other until it has ended or waits for its client.
+async fn wait(id: &str, limit: Option<Duration>, client: &Client, output: &mut Output) -> Result<(), CliError> {
+    let endpoints = client.meshes();
+    let until_settled = async {
+        for at in 0.. {
+            let endpoint = &endpoints[at % endpoints.len()];
+            match settled_at(endpoint, id).await {
+                Ok(Some(task)) => return Ok(task),
+                Ok(None) => {}
+                Err(error) if error.is_transient() || error.is_unavailable() => {
+                    output.note(format!("{}: going on", crate::error::chain(&error)));
+                }
+                Err(error) => return Err(call_failed(&error)),
+            }
+            tokio::time::sleep(WAIT_PAUSE).await;
+        }
+        unreachable!("the numbers do not end")
+    };
+    let task = match limit {
+        Some(limit) => match tokio::time::timeout(limit, until_settled).await {
+            Ok(task) => task?,
+            Err(_) => return Err(CliError::Timeout(format!("no end within {limit:?}: the task goes on"))),
+        },
+        None => until_settled.await?,
+    };
+    if output.is_json() { Ok(output.json(&task.raw)?) } else { show_result(&task, output) }
+}
+
+/// The task once it is settled; none if its stream ended before.
+async fn settled_at(endpoint: &A2aClient, id: &str) -> Result<Option<RemoteTask>, ClientError> {
+    let is_settled = |task: &RemoteTask| task.state.is_terminal() || task.state.is_interrupted();
+    let task = endpoint.get_task(id, None, None).await?;
+    if is_settled(&task) {
+        return Ok(Some(task));
+    }
+    let mut events = match endpoint.subscribe(id, task.generation, None).await {
+        Err(error) if error.is_unsupported() => return Ok(None),
+        events => events?,
+    };
+    while let Some(event) = events.next().await {
+        if event?.event.state().is_some_and(|state| state.is_terminal() || state.is_interrupted()) {
+            break;
+        }
+    }
+    Ok(Some(endpoint.get_task(id, None, None).await?).filter(is_settled))
 }
 
 #[derive(Deserialize)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use towline_actors::AgentConfig;
+use towline_actors::{AgentConfig, McpServerConfig, Traits};
 use towline_core::{
     AgentName, Placement,
     limits::{MAX_OPEN_TASKS_PER_AGENT, MAX_STEPS},
@@ -12,6 +12,7 @@ use super::{
     labels,
     mistakes::hint,
     section::{Field, Section},
+    trifecta,
     values::glob,
 };
 
@@ -28,12 +29,15 @@ pub(crate) struct Known<'a> {
     pub models: BTreeSet<&'a str>,
     pub servers: BTreeSet<&'a str>,
     pub peers: BTreeSet<&'a str>,
+    /// The servers, with what their tags say.
+    pub configured: &'a [McpServerConfig],
 }
 
 pub(crate) fn read(root: &mut Section<'_>, known: &Known<'_>) -> Vec<AgentConfig> {
     let fields = root.list("agents");
     let names: BTreeSet<&str> = fields.iter().filter_map(Field::peek_name).collect();
     let mut agents: Vec<AgentConfig> = Vec::new();
+    let mut places = Vec::new();
     for field in &fields {
         let Some(agent) = read_agent(field, known, &names) else { continue };
         let name = agent.name.as_str();
@@ -43,8 +47,10 @@ pub(crate) fn read(root: &mut Section<'_>, known: &Known<'_>) -> Vec<AgentConfig
         if known.peers.contains(name) {
             field.mistake(format!("agent {name:?} has the name of a peer: a delegate would be ambiguous"));
         }
+        places.push((agents.len(), field.clone()));
         agents.push(agent);
     }
+    trifecta::judge(&places, &mut agents, known.configured, &known.peers);
     agents
 }
 
@@ -77,6 +83,7 @@ fn read_agent(field: &Field<'_>, known: &Known<'_>, names: &BTreeSet<&str>) -> O
     let ask_human = section.flag("ask_human", false);
     let tags = section.texts("tags");
     let labels = labels::read(&mut section);
+    let allow_trifecta = section.flag("allow_trifecta", false);
     section.finish();
     Some(AgentConfig {
         name: name?,
@@ -90,8 +97,11 @@ fn read_agent(field: &Field<'_>, known: &Known<'_>, names: &BTreeSet<&str>) -> O
         queue,
         max_steps: max_steps.unwrap_or(DEFAULT_MAX_STEPS),
         ask_human,
+        traits: Traits::of_tags(&tags),
         tags,
         labels,
+        allow_trifecta,
+        relays: false,
     })
 }
 

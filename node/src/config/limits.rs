@@ -4,11 +4,18 @@ use towline_core::limits::MAX_OPEN_TASKS;
 
 use super::section::Section;
 
+/// More than a node answers in a second, and more than it has connections.
+const MOST: u32 = 1_000_000;
+
 /// `limits:`
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LimitSettings {
     /// Most tasks of one principal that have not ended, for requests at this node; none means the default.
     pub open_tasks_per_principal: Option<u32>,
+    /// Most requests of one principal at this node in a second; none means the default.
+    pub requests_per_second: Option<u32>,
+    /// Most streams of one principal at this node; none means the default.
+    pub streams_per_principal: Option<u32>,
 }
 
 /// Reads the section; a default stands where a mistake was noted.
@@ -18,8 +25,10 @@ pub(crate) fn read(root: &mut Section<'_>) -> LimitSettings {
     };
     let most = u32::try_from(MAX_OPEN_TASKS).unwrap_or(u32::MAX);
     let open_tasks_per_principal = section.get("open_tasks_per_principal").and_then(|field| field.number(1, most));
+    let requests_per_second = section.get("requests_per_second").and_then(|field| field.number(1, MOST));
+    let streams_per_principal = section.get("streams_per_principal").and_then(|field| field.number(1, MOST));
     section.finish();
-    LimitSettings { open_tasks_per_principal }
+    LimitSettings { open_tasks_per_principal, requests_per_second, streams_per_principal }
 }
 
 #[cfg(test)]

@@ -4,17 +4,22 @@
 //! with a wrong file ends before it has made a folder or opened a port. A [`NodeConfig`] exists only if nothing is wrong.
 
 mod agents;
+mod auth;
+mod cards;
+mod device_grant;
 mod labels;
 mod limits;
 mod mistakes;
 mod models;
 mod node;
 mod peers;
+mod push;
 mod secrets;
 mod section;
 mod servers;
 mod telemetry;
 mod tree;
+mod trifecta;
 mod values;
 
 use std::{
@@ -22,13 +27,15 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
-use towline_actors::MeshConfig;
+use towline_actors::{MeshConfig, egress::EgressPolicy};
 use towline_cluster::CERTIFICATE_LIFE;
 use towline_core::AgentName;
 
+pub use cards::CardSettings;
 pub use limits::LimitSettings;
 pub use mistakes::{ConfigError, Mistake, Origin};
 pub use node::{DEFAULT_DATA, DEFAULT_HTTP, DEFAULT_PEER, NodeSettings};
@@ -37,7 +44,8 @@ pub use telemetry::TelemetrySettings;
 use section::{Context, Field, Section};
 use tree::Tree;
 
-pub(crate) use values::duration;
+use crate::auth::AuthSettings;
+pub(crate) use values::{duration, http_url, is_plain_remote, url_text};
 
 /// Largest configuration file: a hundred thousand agents fit.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
@@ -48,8 +56,20 @@ const LONGEST_CERTIFICATE_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Environment variables of settings start with this; `__` stands between the parts of a path.
 const ENV_PREFIX: &str = "TOWLINE_";
 /// The parts that a path may begin with.
-const TOP_LEVEL: [&str; 9] =
-    ["node", "cluster", "front_door", "models", "mcp", "agents", "peers", "telemetry", "limits"];
+const TOP_LEVEL: [&str; 12] = [
+    "node",
+    "cluster",
+    "front_door",
+    "models",
+    "mcp",
+    "agents",
+    "peers",
+    "telemetry",
+    "limits",
+    "auth",
+    "push",
+    "cards",
+];
 
 /// A configuration that is right.
 #[derive(Debug, Clone)]
@@ -68,6 +88,12 @@ pub struct NodeConfig {
     pub telemetry: TelemetrySettings,
     /// How much of what is taken.
     pub limits: LimitSettings,
+    /// Who may call.
+    pub auth: AuthSettings,
+    /// Where webhooks of clients may lead; none where push notifications are off.
+    pub push: Option<Arc<EgressPolicy>>,
+    /// What agent cards are signed with.
+    pub cards: CardSettings,
 }
 
 /// What lies over the file.
@@ -104,6 +130,19 @@ pub fn load(path: &Path, overrides: &Overrides) -> Result<NodeConfig, ConfigErro
     read(&text, base, overrides).map_err(|mistakes| ConfigError::Mistakes { path: path.to_owned(), mistakes })
 }
 
+/// The smallest configuration that runs an agent; `CLUSTER` stands for the name of the cluster.
+pub const SAMPLE: &str = include_str!("../commands/sample.yaml");
+
+/// The configuration of a node that was given none: that of [`SAMPLE`].
+///
+/// # Errors
+/// When what lies over it has mistakes.
+pub fn read_sample(overrides: &Overrides) -> Result<NodeConfig, ConfigError> {
+    let path = PathBuf::from("the built-in sample");
+    let text = SAMPLE.replace("CLUSTER", "ephemeral");
+    read(&text, PathBuf::from("."), overrides).map_err(|mistakes| ConfigError::Mistakes { path, mistakes })
+}
+
 /// Reads a configuration from its text; `base` is where its relative paths start.
 pub(crate) fn read(text: &str, base: PathBuf, overrides: &Overrides) -> Result<NodeConfig, Vec<Mistake>> {
     let mut tree = Tree::parse(text).map_err(|mistake| vec![mistake])?;
@@ -119,7 +158,7 @@ pub(crate) fn read(text: &str, base: PathBuf, overrides: &Overrides) -> Result<N
 }
 
 fn read_root(mut root: Section<'_>) -> NodeConfig {
-    let node = node::read(&mut root);
+    let mut node = node::read(&mut root);
     let (cluster, certificate_life) = read_cluster(&mut root);
     let models = models::read(&mut root);
     let servers = servers::read(&mut root);
@@ -128,15 +167,19 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
         models: root.keys_of("models"),
         servers: servers.iter().map(|server| server.name.as_str()).collect(),
         peers: peers.iter().map(|peer| peer.name.as_str()).collect(),
+        configured: &servers,
     };
     let agents = agents::read(&mut root, &known);
     let front_door = agents::read_front_door(&mut root, &agents);
     let telemetry = telemetry::read(&mut root);
     let limits = limits::read(&mut root);
+    let auth = auth::read(&mut root, &mut node, &limits);
+    let push = push::read(&mut root);
+    let cards = cards::read(&mut root);
     root.finish();
     let permits = node.permits;
-    let mesh = MeshConfig { permits, models, servers, agents, peers };
-    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits }
+    let mesh = MeshConfig { permits, models, servers, agents, peers, push: None };
+    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth, push, cards }
 }
 
 fn read_cluster(root: &mut Section<'_>) -> (Option<String>, Duration) {

@@ -1,14 +1,20 @@
 //! `node:` – who this node is and where it listens.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
+use rustls::pki_types::{PrivateKeyDer, pem::PemObject as _};
 use towline_core::Labels;
 
 use super::{
+    auth::{read_certificates, read_pem},
     labels,
     section::{Field, Section},
     values::{host_port, http_url, listen_address, plain_name, resolve, url_text},
 };
+use crate::auth::TlsSettings;
 
 /// Default of `node.listen.http`.
 pub const DEFAULT_HTTP: &str = "127.0.0.1:7420";
@@ -40,7 +46,21 @@ pub struct NodeSettings {
     pub permits: u32,
     /// What it is called, for agents that run on some nodes only.
     pub labels: Labels,
+    /// A socket for programs of this machine, if there is one.
+    pub unix: Option<PathBuf>,
+    /// TLS of `http`, if it speaks it.
+    pub tls: Option<TlsSettings>,
 }
+
+impl NodeSettings {
+    /// What clients speak with `http`.
+    pub(crate) fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+}
+
+/// What a socket may be written with.
+const UNIX: &str = "unix://";
 
 /// Reads the section; a default stands where a mistake was noted.
 pub(crate) fn read(root: &mut Section<'_>) -> NodeSettings {
@@ -53,7 +73,7 @@ pub(crate) fn read(root: &mut Section<'_>) -> NodeSettings {
     let data = section.get("data");
     let base = root_base(root);
     let data = data.and_then(|field| field.text()).unwrap_or(DEFAULT_DATA);
-    let (http, peer) = read_listen(&mut section);
+    let (http, peer, unix) = read_listen(&mut section, &base);
     let public_url = section.get("public_url").and_then(|field| field.parse(http_url)).map(|url| url_text(&url));
     let advertise_peer = section.get("advertise_peer").and_then(|field| field.parse(host_port));
     if peer.ip().is_unspecified() && advertise_peer.is_none() {
@@ -61,6 +81,7 @@ pub(crate) fn read(root: &mut Section<'_>) -> NodeSettings {
     }
     let permits = section.get("permits").and_then(|field| field.number(1, MAX_PERMITS)).unwrap_or(DEFAULT_PERMITS);
     let labels = labels::read(&mut section);
+    let tls = section.get("tls").and_then(|field| read_tls(&field));
     section.finish();
     NodeSettings {
         name: name.unwrap_or_default(),
@@ -71,6 +92,8 @@ pub(crate) fn read(root: &mut Section<'_>) -> NodeSettings {
         advertise_peer,
         permits,
         labels,
+        unix,
+        tls,
     }
 }
 
@@ -88,34 +111,66 @@ fn fallback() -> NodeSettings {
         advertise_peer: None,
         permits: DEFAULT_PERMITS,
         labels: Labels::new(),
+        unix: None,
+        tls: None,
     }
 }
 
-fn read_listen(node: &mut Section<'_>) -> (SocketAddr, SocketAddr) {
-    let defaults = (known(DEFAULT_HTTP), known(DEFAULT_PEER));
+fn read_listen(node: &mut Section<'_>, base: &Path) -> (SocketAddr, SocketAddr, Option<PathBuf>) {
+    let defaults = (known(DEFAULT_HTTP), known(DEFAULT_PEER), None);
     let Some(mut section) = node.get("listen").and_then(|field| field.section()) else { return defaults };
-    let http = section.get("http").and_then(|field| read_http(&field)).unwrap_or(defaults.0);
+    let http = section.get("http").and_then(|field| field.parse(listen_address)).unwrap_or(defaults.0);
     let peer_field = section.get("peer");
     let peer = peer_field.as_ref().and_then(|field| field.parse(listen_address)).unwrap_or(defaults.1);
     if http == peer && http.port() != 0 {
         section.mistake(format!("http and peer are both {http}: they need a port each"));
     }
+    let unix = section.get("unix").and_then(|field| field.parse(|text| socket_path(base, text)));
     section.finish();
-    (http, peer)
+    (http, peer, unix)
 }
 
-fn read_http(field: &Field<'_>) -> Option<SocketAddr> {
-    let address = field.parse(listen_address)?;
-    if !address.ip().is_loopback() {
-        field.mistake(format!(
-            "{address} is not on loopback: clients are not authenticated yet, so anybody who reaches the port would be \
-             the operator; listen on 127.0.0.1 and reach it through ssh or a proxy that authenticates"
+/// A path, or the URL of one; a relative one begins where the file is.
+fn socket_path(base: &Path, text: &str) -> Result<PathBuf, String> {
+    let path = text.strip_prefix(UNIX).unwrap_or(text);
+    if path.contains("://") || path.is_empty() || path.ends_with('/') {
+        return Err(format!(
+            "{text:?} is no path of a socket: write unix:///run/towline.sock, or a path beside this file"
         ));
-        return None;
     }
-    Some(address)
+    Ok(resolve(base, path))
+}
+
+/// The certificate of the listener for clients, with its chain, and its key: PEM files.
+fn read_tls(field: &Field<'_>) -> Option<TlsSettings> {
+    let mut section = field.section()?;
+    let certificates = section.required("certificate", "FILE").and_then(|field| read_certificates(&field));
+    let key = section.required("key", "FILE").and_then(|field| {
+        field.parse(|path| {
+            let pem = read_pem(&field, path)?;
+            PrivateKeyDer::from_pem_slice(&pem).map_err(|error| format!("file {path}: {error}"))
+        })
+    });
+    section.finish();
+    Some(TlsSettings { certificates: certificates?, key: key?, client_ca: Vec::new() })
 }
 
 fn known(address: &str) -> SocketAddr {
     address.parse().expect("a constant of this file")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_written_as_a_url_or_as_a_path() {
+        let base = Path::new("/etc/towline");
+        assert_eq!(socket_path(base, "unix:///run/towline.sock"), Ok("/run/towline.sock".into()));
+        assert_eq!(socket_path(base, "/run/towline.sock"), Ok("/run/towline.sock".into()));
+        assert_eq!(socket_path(base, "towline.sock"), Ok("/etc/towline/towline.sock".into()));
+        for wrong in ["http://x", "unix://", "/run/"] {
+            assert!(socket_path(base, wrong).is_err(), "{wrong}");
+        }
+    }
 }

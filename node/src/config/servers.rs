@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use towline_actors::{McpServerConfig, McpTransport, Secret};
+use towline_actors::{McpServerConfig, McpTransport, Secret, Traits};
 use towline_core::OnAdoption;
 
 use super::{
@@ -39,6 +39,7 @@ fn read_server(field: &Field<'_>) -> Option<McpServerConfig> {
     let trust_annotations = section.flag("trust_annotations", false);
     let call_timeout = section.get("timeout").and_then(|field| field.parse(duration)).unwrap_or(DEFAULT_TIMEOUT);
     let required = section.flag("required", false);
+    let traits = section.list("tags").iter().filter_map(read_tag).fold(Traits::default(), Traits::and);
     section.finish();
     Some(McpServerConfig {
         name: name?,
@@ -48,7 +49,18 @@ fn read_server(field: &Field<'_>) -> Option<McpServerConfig> {
         trust_annotations,
         call_timeout,
         required,
+        traits,
     })
+}
+
+/// A tag of a server says what its data is, or what can be done with it.
+fn read_tag(field: &Field<'_>) -> Option<Traits> {
+    let tag = field.text()?;
+    let traits = Traits::of_tag(tag);
+    if traits.is_none() {
+        field.mistake(format!("tag {tag:?} is not known; {}", hint(tag, Traits::WORDS)));
+    }
+    traits
 }
 
 /// `command` means stdio and `endpoint` means http; `transport` may say so, too.

@@ -76,7 +76,7 @@ telemetry: { otlp: "http://127.0.0.1:4317", service_name: towline-a }
     assert_eq!(endpoint, "https://tools.example/mcp");
     assert_eq!(headers[0].1.expose(), "Bearer hunter2");
     assert_eq!(config.mesh.agents[1].placement, towline_core::Placement::EveryNode);
-    assert_eq!(config.mesh.peers[0].url, "https://legal.example");
+    assert_eq!(config.mesh.peers[0].urls, ["https://legal.example"]);
 }
 
 #[test]

@@ -21,6 +21,7 @@ use super::{
     DemoError,
     mesh_config::{MeshSpec, RULES},
     operator::OperatorClient,
+    patience::Patience,
 };
 
 /// Names of the nodes.
@@ -29,8 +30,8 @@ pub(crate) const NAMES: [&str; 3] = ["a", "b", "c"];
 /// Name of a node's configuration file.
 pub(crate) const CONFIG_FILE: &str = "towline.yaml";
 
-/// How long a node may take until it is ready: an election and a registration, on a busy machine.
-const READY_WITHIN: Duration = Duration::from_secs(30);
+/// How long an election may take, on a busy machine.
+const LEADER_WITHIN: Duration = Duration::from_secs(30);
 
 /// How often a starting node is asked whether it is ready.
 const READY_POLL: Duration = Duration::from_millis(50);
@@ -196,7 +197,7 @@ impl RunningCluster {
 
     /// The leader, as some live node knows it.
     pub(crate) async fn leader(&self) -> Result<NodeId, DemoError> {
-        let deadline = Instant::now() + READY_WITHIN;
+        let deadline = Instant::now() + LEADER_WITHIN;
         loop {
             for node in self.alive() {
                 if let Ok(ClusterStatus { leader: Some(leader), .. }) = self.operator.status(&node.plan.url()).await {
@@ -204,7 +205,7 @@ impl RunningCluster {
                 }
             }
             if Instant::now() > deadline {
-                return Err(DemoError::NotReady { what: "a leader".to_owned(), waited: READY_WITHIN });
+                return Err(DemoError::NotReady { what: "a leader".to_owned(), waited: LEADER_WITHIN });
             }
             tokio::time::sleep(READY_POLL).await;
         }
@@ -266,7 +267,7 @@ impl RunningCluster {
 
     /// Waits until every node counts for the quorum, and learns the nodes' ids.
     async fn wait_voting(&mut self) -> Result<(), DemoError> {
-        let deadline = Instant::now() + READY_WITHIN;
+        let mut patience = Patience::with(self.nodes.iter().map(|node| node.plan.data.join("snapshots")));
         loop {
             if let Some(error) = self.first_ended() {
                 return Err(error);
@@ -274,9 +275,9 @@ impl RunningCluster {
             if self.learn_ids().await {
                 return Ok(());
             }
-            if Instant::now() > deadline {
+            if patience.is_over() {
                 let what = "all nodes to vote".to_owned();
-                return Err(DemoError::NotReady { what, waited: READY_WITHIN });
+                return Err(DemoError::NotReady { what, waited: patience.waited() });
             }
             tokio::time::sleep(READY_POLL).await;
         }
@@ -342,15 +343,15 @@ impl Starting<'_> {
     }
 
     async fn wait_ready(&mut self) -> Result<(), DemoError> {
-        let deadline = Instant::now() + READY_WITHIN;
+        let mut patience = Patience::with(self.nodes.iter().map(|node| node.plan.data.join("snapshots")));
         for node in &mut self.nodes {
             while !self.operator.is_ready(&node.plan.url()).await {
                 if let Some(error) = ended(&node.plan, &mut node.child) {
                     return Err(error);
                 }
-                if Instant::now() > deadline {
+                if patience.is_over() {
                     let what = format!("node {} to be ready (its log: {})", node.plan.name, node.plan.log.display());
-                    return Err(DemoError::NotReady { what, waited: READY_WITHIN });
+                    return Err(DemoError::NotReady { what, waited: patience.waited() });
                 }
                 tokio::time::sleep(READY_POLL).await;
             }

@@ -16,6 +16,7 @@ mod mesh_config;
 mod observer;
 mod operator;
 mod options;
+mod patience;
 mod progress;
 mod report;
 mod survey;

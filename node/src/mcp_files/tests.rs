@@ -290,6 +290,7 @@ impl Agent {
             tools: Vec::new(),
             seed: "test".into(),
             agent: agent.into(),
+            message_id: String::new(),
             trace: None,
         };
         loop {
@@ -300,6 +301,7 @@ impl Agent {
                 match delta {
                     Delta::Text(more) => text.push_str(&more),
                     Delta::Call(call) => calls.push(call),
+                    Delta::Artifact(_) | Delta::Reply => {}
                     Delta::Usage(_) | Delta::End => {}
                 }
             }

@@ -33,6 +33,7 @@ fn with_task() -> (State, TaskId) {
         capacity: 8,
         agents: vec![spec],
         labels: None,
+        level: 0,
     };
     let task = TaskId::from_uuid(Uuid::from_u128(3));
     let submission = Submission {

@@ -13,13 +13,20 @@
 //!       results: false               # whether there are tool results since the last user text
 //!       step: 0                      # answers since the last user text
 //!       user: 'first (\d+) files'    # regex over the last user text; its groups are `captures`
+//!       message: '^urgent-'          # regex over the id of the client's last message
 //!       tool: "fs.*"                 # glob that every tool of the last results matches
 //!       content: "permission"        # regex that one of the last results matches
 //!     fail: { kind: rate_limited, times: 1 }
+//!                                  # or timeout, truncated_stream, malformed_arguments, unknown_tool; rejected: the
+//!                                  # agent does not take the task, and `say` is why
 //!     say: "Looking at {{ captures[1] }} files."
+//!     reply: true                  # the text is a plain reply: who waits for the task is answered with a message
 //!     delay_ms: 20                   # before each delta
 //!     stagger_ms: 500                # up to this much more before the first delta, by the task: no two take as long
 //!     delta_chars: 48
+//!     artifacts:                   # content beside the text: parts of text, file, url or data
+//!       - name: report
+//!         parts: [{ file: "a,b", filename: out.csv, media_type: text/csv }, { data: { rows: 1 } }]
 //!     calls:
 //!       - tool: delegate
 //!         for_each: "results[0].json.entries"
@@ -39,6 +46,8 @@ use std::{
     collections::BTreeMap,
     sync::{Mutex, PoisonError},
 };
+
+use crate::decision::REJECTED;
 
 use super::{ModelError, ModelProvider, ModelRequest, ModelStream, ProviderInfo};
 use respond::{Answer, Ending, Pace};
@@ -80,6 +89,10 @@ impl ScriptedProvider {
             Some(FailKind::RateLimited) => {
                 let delay = failure.and_then(|fail| fail.retry_after_ms).map(std::time::Duration::from_millis);
                 Err(ModelError::passing("rate_limited", format!("{}: plays a rate limit", rule.title)).after(delay))
+            }
+            Some(FailKind::Rejected) => {
+                let answer = self.respond(rule, &view, captures)?;
+                Err(ModelError::permanent(REJECTED, answer.text))
             }
             Some(FailKind::Timeout) => {
                 Ok(Answer { ending: Ending::Never, ..Answer::saying(String::new(), Pace::of(rule)) })

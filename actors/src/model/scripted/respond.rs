@@ -13,7 +13,7 @@ use super::{
     rules::{CallRule, Rule, Rules},
     view::View,
 };
-use crate::model::{Delta, ModelStream};
+use crate::model::{Delta, MadeArtifact, ModelStream};
 
 /// Most calls of one answer: more than any agent runs in one task.
 const MAX_CALLS: usize = 256;
@@ -28,6 +28,9 @@ const NO_SUCH_TOOL: &str = "towline.no_such_tool";
 pub(super) struct Answer {
     pub text: String,
     pub calls: Vec<ToolCall>,
+    pub artifacts: Vec<MadeArtifact>,
+    /// Whether the text is a plain reply.
+    pub reply: bool,
     pub pace: Pace,
     pub ending: Ending,
 }
@@ -85,6 +88,8 @@ pub(super) fn respond(
         }
     }
     answer.calls.truncate(MAX_CALLS);
+    answer.artifacts = rule.artifacts.clone();
+    answer.reply = rule.reply;
     Ok(answer)
 }
 
@@ -125,7 +130,7 @@ fn lone_expression(template: &str) -> Option<&str> {
 
 impl Answer {
     pub(super) fn saying(text: String, pace: Pace) -> Self {
-        Self { text, calls: Vec::new(), pace, ending: Ending::Proper }
+        Self { text, calls: Vec::new(), artifacts: Vec::new(), reply: false, pace, ending: Ending::Proper }
     }
 
     /// Adds a call. Its id is unique in the conversation, and the same whenever the answer is made again.
@@ -172,6 +177,8 @@ impl Answer {
         if self.ending == Ending::Cut {
             deltas.truncate(deltas.len().div_ceil(2));
         } else {
+            deltas.extend(self.reply.then_some(Delta::Reply));
+            deltas.extend(self.artifacts.into_iter().map(Delta::Artifact));
             deltas.extend(self.calls.into_iter().map(Delta::Call));
         }
         let Pace { delay, stagger, .. } = self.pace;

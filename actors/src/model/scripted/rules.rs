@@ -8,7 +8,10 @@ use serde_json::Value;
 use serde_saphyr::Spanned;
 use std::fmt;
 
+use towline_core::{Content, Metadata, Part};
+
 use super::view::View;
+use crate::model::MadeArtifact;
 
 /// Characters of a text delta, unless the rule says otherwise.
 const DELTA_CHARS: usize = 48;
@@ -56,11 +59,15 @@ pub(super) struct Rule {
     results: Option<bool>,
     step: Option<usize>,
     user: Option<Regex>,
+    message: Option<Regex>,
     tool: Option<String>,
     content: Option<Regex>,
     /// Name of a compiled template.
     pub say: Option<String>,
     pub calls: Vec<CallRule>,
+    pub artifacts: Vec<MadeArtifact>,
+    /// Whether it is a plain reply.
+    pub reply: bool,
     pub fail: Option<Fail>,
     pub delay_ms: u64,
     pub stagger_ms: u64,
@@ -101,6 +108,7 @@ pub(super) enum FailKind {
     TruncatedStream,
     MalformedArguments,
     UnknownTool,
+    Rejected,
 }
 
 #[derive(Deserialize)]
@@ -123,6 +131,10 @@ struct RawRule {
     #[serde(default)]
     calls: Vec<RawCall>,
     #[serde(default)]
+    artifacts: Vec<RawArtifact>,
+    #[serde(default)]
+    reply: bool,
+    #[serde(default)]
     fail: Option<Fail>,
     #[serde(default)]
     delay_ms: u64,
@@ -142,6 +154,8 @@ struct RawWhen {
     #[serde(default)]
     user: Option<String>,
     #[serde(default)]
+    message: Option<String>,
+    #[serde(default)]
     tool: Option<String>,
     #[serde(default)]
     content: Option<String>,
@@ -155,6 +169,26 @@ struct RawCall {
     for_each: Option<String>,
     #[serde(default)]
     arguments: Value,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawArtifact {
+    #[serde(default)]
+    name: Option<String>,
+    parts: Vec<RawPart>,
+}
+
+/// One of the first four, as A2A has it; a file is written as text.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawPart {
+    text: Option<String>,
+    file: Option<String>,
+    url: Option<String>,
+    data: Option<Value>,
+    filename: Option<String>,
+    media_type: Option<String>,
 }
 
 impl Rules {
@@ -203,6 +237,7 @@ impl Rule {
         let fits = glob(&self.agent, view.agent)
             && self.results.is_none_or(|wanted| wanted != view.history.is_empty())
             && self.step.is_none_or(|step| step == view.step)
+            && self.message.as_ref().is_none_or(|wanted| wanted.is_match(view.message_id))
             && (self.tool.is_none() || !view.results.is_empty())
             && view.results.iter().all(|result| glob(&self.tool, &result.name))
             && self
@@ -231,23 +266,27 @@ impl Check<'_> {
         if let Some(name) = &raw.name {
             self.title = format!("rule {} ({name})", at + 1);
         }
-        if raw.say.is_none() && raw.calls.is_empty() && raw.fail.is_none() {
-            self.note("it neither says nor calls anything, nor fails".into());
+        if raw.say.is_none() && raw.calls.is_empty() && raw.artifacts.is_empty() && raw.fail.is_none() {
+            self.note("it neither says, calls nor makes anything, nor fails".into());
         }
         if raw.delta_chars == Some(0) {
             self.note("delta_chars must be at least 1".into());
         }
         let say = raw.say.map(|template| self.template(format!("{at}/say"), template, environment));
         let calls = raw.calls.into_iter().map(|call| self.call(call, environment)).collect();
+        let artifacts = raw.artifacts.into_iter().map(|artifact| self.artifact(artifact)).collect();
         Some(Rule {
             agent: raw.agent,
             results: raw.when.results,
             step: raw.when.step,
             user: raw.when.user.and_then(|pattern| self.regex("user", &pattern)),
+            message: raw.when.message.and_then(|pattern| self.regex("message", &pattern)),
             tool: raw.when.tool,
             content: raw.when.content.and_then(|pattern| self.regex("content", &pattern)),
             say,
             calls,
+            artifacts,
+            reply: raw.reply,
             fail: raw.fail,
             delay_ms: raw.delay_ms,
             stagger_ms: raw.stagger_ms,
@@ -267,6 +306,27 @@ impl Check<'_> {
         }
         self.texts(&raw.tool, &raw.arguments, environment);
         CallRule { tool: raw.tool, for_each: raw.for_each, arguments: raw.arguments }
+    }
+
+    fn artifact(&mut self, raw: RawArtifact) -> MadeArtifact {
+        if raw.parts.is_empty() {
+            self.note("an artifact needs parts".into());
+        }
+        MadeArtifact { name: raw.name, parts: raw.parts.into_iter().filter_map(|part| self.part(part)).collect() }
+    }
+
+    fn part(&mut self, raw: RawPart) -> Option<Part> {
+        let content = match (raw.text, raw.file, raw.url, raw.data) {
+            (Some(text), None, None, None) => Content::Text(text),
+            (None, Some(file), None, None) => Content::Raw(file.into_bytes()),
+            (None, None, Some(url), None) => Content::Url(url),
+            (None, None, None, Some(data)) => Content::Data(data),
+            _ => {
+                self.note("a part of an artifact needs one of text, file, url, data".into());
+                return None;
+            }
+        };
+        Some(Part { content, media_type: raw.media_type, filename: raw.filename, metadata: Metadata::new() })
     }
 
     /// Checks the templates in the arguments of a call.

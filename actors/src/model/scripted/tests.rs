@@ -19,6 +19,8 @@ async fn answer(provider: &ScriptedProvider, request: ModelRequest) -> Result<(S
         match delta {
             Delta::Text(text) => said.0.push_str(text),
             Delta::Call(call) => said.1.push(call.clone()),
+            Delta::Reply => said.0.push_str("[reply]"),
+            Delta::Artifact(artifact) => said.0.push_str(&format!("[{artifact:?}]")),
             Delta::Usage(_) | Delta::End => {}
         }
     }
@@ -213,4 +215,36 @@ async fn usage_is_estimated_and_the_stream_ends() {
     let deltas: Vec<Delta> = provider.complete(request("1234")).await.unwrap().try_collect().await.unwrap();
     assert_eq!(deltas[1], Delta::Usage(towline_core::Usage { input: 1, output: 2 }));
     assert_eq!(deltas[2], Delta::End);
+}
+
+#[tokio::test]
+async fn a_rule_is_chosen_by_the_id_of_the_message_and_makes_artifacts_and_replies() {
+    let provider = scripted(
+        "rules:\n- when: { message: '^file-' }\n  artifacts:\n  - { name: a, parts: [{ file: 'x', filename: a.txt, media_type: text/plain }, { data: { n: 1 } }] }\n\
+         - { when: { message: '^hi-' }, say: hello, reply: true }\n- { say: other }\n",
+    );
+    let with_id = |id: &str| ModelRequest { message_id: id.into(), ..request("go") };
+    let deltas: Vec<Delta> = provider.complete(with_id("file-1")).await.unwrap().try_collect().await.unwrap();
+    let Some(Delta::Artifact(artifact)) = deltas.first() else { panic!("{deltas:?}") };
+    assert_eq!((artifact.name.as_deref(), artifact.parts.len()), (Some("a"), 2));
+    assert_eq!(artifact.parts[0].content, towline_core::Content::Raw(b"x".to_vec()));
+    assert_eq!(artifact.parts[0].filename.as_deref(), Some("a.txt"));
+    assert_eq!(answer(&provider, with_id("hi-1")).await.unwrap().0, "hello[reply]");
+    assert_eq!(answer(&provider, with_id("else")).await.unwrap().0, "other");
+}
+
+#[tokio::test]
+async fn a_task_can_be_rejected_with_a_reason() {
+    let provider = scripted("rules:\n- { say: not mine, fail: { kind: rejected } }\n");
+    let refused = answer(&provider, request("go")).await.unwrap_err();
+    assert_eq!((refused.error_type.as_ref(), refused.message.as_str()), ("rejected", "not mine"));
+}
+
+#[test]
+fn an_artifact_without_content_is_a_mistake() {
+    for rules in
+        ["rules:\n- artifacts: [{ name: a, parts: [] }]\n", "rules:\n- artifacts: [{ parts: [{ text: x, url: y }] }]\n"]
+    {
+        assert!(ScriptedProvider::from_yaml(rules, false).is_err(), "{rules}");
+    }
 }

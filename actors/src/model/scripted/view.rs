@@ -12,6 +12,8 @@ use crate::{
 pub(super) struct View<'a> {
     pub agent: &'a str,
     pub user: &'a str,
+    /// Id of the client's last message.
+    pub message_id: &'a str,
     /// Answers since the last user text.
     pub step: usize,
     /// Answers in the whole conversation: ids of calls are made from it.
@@ -44,6 +46,7 @@ impl<'a> View<'a> {
         Self {
             agent: &request.agent,
             user: request.last_user_text(),
+            message_id: &request.message_id,
             step: recent.iter().filter(|message| is_answer(message)).count(),
             answers: request.messages.iter().filter(|message| is_answer(message)).count(),
             results: seen(&recent[last_answer.unwrap_or(0)..]),

@@ -5,7 +5,7 @@ use serde_json::Value;
 use towline_core::{Artifact, Message, Metadata, Part, TaskState};
 
 use super::{artifact_from_sdk, message_from_sdk, metadata_from_sdk, part_from_sdk, state_from_sdk};
-use crate::{GENERATION_KEY, RemoteCard, RemotePage, SendReply};
+use crate::{GENERATION_KEY, RemotePage, SendReply};
 
 /// A task of a peer.
 #[derive(Debug, Clone, PartialEq)]
@@ -185,27 +185,6 @@ pub fn page_from_wire(raw: Value) -> Result<RemotePage, String> {
         tasks: tasks.collect::<Result<_, _>>()?,
         next_page_token: Some(page.next_page_token).filter(|token| !token.is_empty()),
         total_size: u64::try_from(page.total_size).unwrap_or(0),
-        raw,
-    })
-}
-
-/// Reads an agent card.
-///
-/// # Errors
-/// What is wrong with it, in words.
-pub fn card_from_wire(raw: Value) -> Result<RemoteCard, String> {
-    let card: a2a::AgentCard = decode(raw.clone())?;
-    let speaks = |interface: &&a2a::AgentInterface| {
-        interface.protocol_binding.eq_ignore_ascii_case(a2a::TRANSPORT_PROTOCOL_JSONRPC)
-            && interface.protocol_version.split('.').next() == Some("1")
-    };
-    Ok(RemoteCard {
-        name: card.name,
-        description: card.description,
-        version: card.version,
-        streaming: card.capabilities.streaming.unwrap_or(false),
-        skills: card.skills.into_iter().map(|skill| (skill.id, skill.description)).collect(),
-        jsonrpc_url: card.supported_interfaces.iter().find(speaks).map(|interface| interface.url.clone()),
         raw,
     })
 }

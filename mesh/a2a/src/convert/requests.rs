@@ -3,9 +3,11 @@
 use a2a_pb::{pbconv, protojson_conv::ProtoJsonPayload};
 use prost::Message as _;
 use serde_json::Value;
-use towline_core::{ContextId, ListFilter, Message, Metadata, TaskId, TaskState, Timestamp};
+use towline_core::{ContextId, ListFilter, Message, Metadata, TaskId, TaskState, Timestamp, WebhookConfig};
 
-use super::{Field, MAX_JSON_DEPTH, depth, id, message_from_sdk, metadata_from_sdk, state_from_sdk};
+use super::{
+    Field, MAX_JSON_DEPTH, depth, id, message_from_sdk, metadata_from_sdk, push::webhook_config, state_from_sdk,
+};
 
 /// Most tasks on one page of `ListTasks` (spec 3.1.4).
 pub const MAX_PAGE_SIZE: usize = 100;
@@ -24,8 +26,8 @@ pub struct SendRequest {
     pub return_immediately: bool,
     /// How many messages of the history to show; `None` leaves it to us.
     pub history_length: Option<usize>,
-    /// Whether a push notification was asked for.
-    pub wants_push: bool,
+    /// Where the client wants to be told of the task.
+    pub push: Option<WebhookConfig>,
     /// Metadata of the request.
     pub metadata: Metadata,
 }
@@ -57,11 +59,14 @@ pub struct ListRequest {
 /// # Errors
 /// The field that is missing or wrong.
 pub fn send_request(params: Value) -> Result<SendRequest, Field> {
+    check_base64(&params)?;
     let wire = decode::<a2a::SendMessageRequest>(params)?;
     let message = wire.message.as_ref().ok_or_else(|| Field::required("message"))?;
     check_message(message)?;
     let configuration = wire.configuration.clone().unwrap_or_default();
     let history_length = history_length("configuration.historyLength", configuration.history_length)?;
+    let push = configuration.task_push_notification_config.as_ref();
+    let push = push.map(|push| webhook_config(push, "configuration.taskPushNotificationConfig.")).transpose()?;
     let request = pbconv::from_proto_send_message_request(&wire);
     let task = request.message.task_id.clone();
     let message = message_from_sdk(request.message, task.as_deref().and_then(|task| task.parse().ok()))?;
@@ -71,7 +76,7 @@ pub fn send_request(params: Value) -> Result<SendRequest, Field> {
         task,
         return_immediately: configuration.return_immediately,
         history_length,
-        wants_push: configuration.task_push_notification_config.is_some(),
+        push,
         metadata: metadata_from_sdk(request.metadata),
     })
 }
@@ -101,6 +106,7 @@ pub fn task_request(params: Value) -> Result<String, Field> {
 /// The field that is wrong.
 pub fn list_request(params: Value) -> Result<ListRequest, Field> {
     let params = if params.is_null() { Value::Object(serde_json::Map::new()) } else { params };
+    check_time(&params, "statusTimestampAfter")?;
     let wire = decode::<a2a::ListTasksRequest>(params)?;
     let page_size = page_size(wire.page_size)?;
     let history_length = history_length("historyLength", wire.history_length)?;
@@ -130,12 +136,31 @@ fn read_page_token(token: &str) -> Result<(Timestamp, TaskId), Field> {
 }
 
 /// Decodes ProtoJSON to the protobuf message, in which absent and default can still be told apart.
-fn decode<T: ProtoJsonPayload>(params: Value) -> Result<T::Proto, Field> {
+pub(super) fn decode<T: ProtoJsonPayload>(params: Value) -> Result<T::Proto, Field> {
     if params.is_null() {
         return Err(Field::required("params"));
     }
     let json: T::ProtoJson = serde_json::from_value(params).map_err(|error| Field::new("params", error.to_string()))?;
     T::Proto::decode(json.encode_to_vec().as_slice()).map_err(|error| Field::new("params", error.to_string()))
+}
+
+/// The decoder does not say which part is wrong.
+fn check_base64(params: &Value) -> Result<(), Field> {
+    let parts = params.pointer("/message/parts").and_then(Value::as_array);
+    for (index, part) in parts.into_iter().flatten().enumerate() {
+        let digits = part.get("raw").and_then(Value::as_str).unwrap_or_default().trim_end_matches('=').as_bytes();
+        let is_digit = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/-_".contains(byte);
+        if digits.len() % 4 == 1 || !digits.iter().all(is_digit) {
+            return Err(Field::new(format!("message.parts[{index}].raw"), "is not base64"));
+        }
+    }
+    Ok(())
+}
+
+fn check_time(params: &Value, field: &str) -> Result<(), Field> {
+    let wrong = |_| Field::new(field, "must be a time such as 2026-01-31T12:00:00Z");
+    let Some(time) = params.get(field).and_then(Value::as_str) else { return Ok(()) };
+    chrono::DateTime::parse_from_rfc3339(time).map(|_| ()).map_err(wrong)
 }
 
 fn check_message(message: &a2a_pb::Message) -> Result<(), Field> {
@@ -174,7 +199,7 @@ fn check_depth(message: &Message) -> Result<(), Field> {
     Ok(())
 }
 
-fn required_text(field: &str, value: String) -> Result<String, Field> {
+pub(super) fn required_text(field: &str, value: String) -> Result<String, Field> {
     if value.is_empty() { Err(Field::required(field)) } else { Ok(value) }
 }
 

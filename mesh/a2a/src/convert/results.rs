@@ -7,11 +7,15 @@ use towline_core::{
     TaskStatus, Timestamp,
 };
 
+use super::annotations::annotations;
 use super::{
     artifact_to_sdk, message_to_sdk, metadata_to_sdk, part_to_sdk, requests::page_token, state_to_sdk, time_to_sdk,
     with_integers, with_sorted_maps,
 };
-use crate::{AGENT_KEY, GENERATION_KEY, PROTOCOL_VERSION, SendOptions, TRACE_KEY, WireError};
+use crate::{
+    AGENT_KEY, ANNOTATIONS_KEY, ASKED_OF_KEY, GENERATION_KEY, OUTSIDE_INPUT_KEY, PROTOCOL_VERSION, REPLY_KEY,
+    SendOptions, TRACE_KEY, WireError,
+};
 
 /// How much of a task is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,11 +24,13 @@ pub struct TaskView {
     pub history: Option<usize>,
     /// Whether artifacts are shown.
     pub artifacts: bool,
+    /// Whether the metadata says where the task stands inside the mesh.
+    pub annotated: bool,
 }
 
 impl TaskView {
     /// Everything.
-    pub const WHOLE: Self = Self { history: None, artifacts: true };
+    pub const WHOLE: Self = Self { history: None, artifacts: true, annotated: false };
 }
 
 /// A result that still has to be encoded. Making one from the state copies what it shows and no more, so that the state
@@ -85,7 +91,7 @@ impl Answer {
     pub fn encode(&self) -> Result<Value, WireError> {
         match self {
             Answer::Task(task) => encode(&task.to_sdk()),
-            Answer::Sent(task) => encode(&a2a::SendMessageResponse::Task(task.to_sdk())),
+            Answer::Sent(task) => encode(&task.to_sent()),
             Answer::Page(page) => encode(&page.to_sdk()).map(with_required_of_page),
             Answer::Frame(event) => encode(&event.to_sdk()),
         }
@@ -103,6 +109,10 @@ impl Answer {
 
 impl ShownTask {
     fn of(task: &Task, view: TaskView) -> Self {
+        let mut metadata = task_metadata(task, task.generation);
+        if view.annotated {
+            metadata.insert(ANNOTATIONS_KEY.to_owned(), annotations(task));
+        }
         let skipped = view.history.map_or(0, |length| task.history.len().saturating_sub(length));
         Self {
             id: task.id,
@@ -110,7 +120,7 @@ impl ShownTask {
             status: task.status.clone(),
             artifacts: view.artifacts.then(|| task.artifacts.clone()),
             history: task.history.iter().skip(skipped).cloned().collect(),
-            metadata: task_metadata(task, task.generation),
+            metadata,
         }
     }
 
@@ -132,6 +142,17 @@ impl ShownTask {
         let artifacts = self.artifacts.iter_mut().flatten().flat_map(|artifact| &mut artifact.parts);
         let id = self.id;
         status.chain(history).chain(artifacts).map(move |part| (id, part))
+    }
+
+    /// A plain reply is a message; everything else is the task.
+    fn to_sent(&self) -> a2a::SendMessageResponse {
+        let is_reply = |message: &&Message| message.metadata.contains_key(REPLY_KEY);
+        match self.status.message.as_ref().filter(is_reply) {
+            Some(reply) if self.status.state == TaskState::Completed => {
+                a2a::SendMessageResponse::Message(message_to_sdk(reply, Some((self.id, &self.context))))
+            }
+            Some(_) | None => a2a::SendMessageResponse::Task(self.to_sdk()),
+        }
     }
 
     fn to_sdk(&self) -> a2a::Task {
@@ -234,8 +255,8 @@ pub fn list_result(page: &TaskPage, page_size: usize, view: TaskView) -> Answer 
 }
 
 /// The task as it stands, as the first frame of a stream.
-pub fn snapshot(task: &Task) -> Answer {
-    Answer::Frame(Box::new(ShownEvent::Task(ShownTask::of(task, TaskView::WHOLE))))
+pub fn snapshot(task: &Task, view: TaskView) -> Answer {
+    Answer::Frame(Box::new(ShownEvent::Task(ShownTask::of(task, view))))
 }
 
 /// One event of a task, as every stream shows it.
@@ -353,17 +374,24 @@ pub fn task_params(task: &str, history_length: Option<u32>) -> Value {
     Value::Object(params)
 }
 
-fn encode<T: ProtoJsonPayload>(value: &T) -> Result<Value, WireError> {
+pub(super) fn encode<T: ProtoJsonPayload>(value: &T) -> Result<Value, WireError> {
     let encoded = protojson_conv::to_value(value).map_err(|error| WireError::internal(format!("encode: {error}")))?;
     Ok(with_sorted_maps(with_integers(encoded), false))
 }
 
 fn task_metadata(task: &Task, generation: u64) -> Metadata {
-    Metadata::from([
+    let mut metadata = Metadata::from([
         (GENERATION_KEY.to_owned(), generation.into()),
         (AGENT_KEY.to_owned(), task.agent.as_str().into()),
         (TRACE_KEY.to_owned(), task.trace.trace_id_hex().into()),
-    ])
+    ]);
+    if task.is_outside_input() {
+        metadata.insert(OUTSIDE_INPUT_KEY.to_owned(), task.outside_input.clone().into());
+    }
+    if let Some(to) = task.asked_of() {
+        metadata.insert(ASKED_OF_KEY.to_owned(), to.into());
+    }
+    metadata
 }
 
 fn with_generation(metadata: &Metadata, index: u64) -> Metadata {

@@ -97,7 +97,7 @@ fn the_deepest_data_that_is_let_in_can_be_shown_again() {
         .list(&towline_core::Principal::Operator, &towline_core::ListFilter::default(), 10)
         .page(&std::collections::BTreeMap::new(), |_| 0);
     assert!(list_result(&page, 10, TaskView::WHOLE).encode().is_ok());
-    assert!(snapshot(task).encode().is_ok());
+    assert!(snapshot(task, TaskView { annotated: true, ..TaskView::WHOLE }).encode().is_ok());
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_task_goes_out_as_proto_json_and_is_read_back() {
 fn the_history_is_cut_from_its_old_end() {
     let (state, id) = state_with_task(vec![Part::text("hello")]);
     let shown = |history| {
-        let view = TaskView { history, artifacts: false };
+        let view = TaskView { history, artifacts: false, annotated: false };
         task(state.task(id).unwrap(), view).encode().unwrap().get("history").map(|list| list.as_array().unwrap().len())
     };
     assert_eq!(shown(None), Some(1));
@@ -338,6 +338,7 @@ fn state_with_task(parts: Vec<Part>) -> (State, TaskId) {
                 capacity: 4,
                 agents: vec![spec],
                 labels: None,
+                level: 0,
             },
         ),
         (

@@ -15,9 +15,11 @@ impl WireError {
     pub fn grpc_code(&self) -> Code {
         match self.reason {
             reason::UNAVAILABLE => Code::Unavailable,
-            reason::RESOURCE_EXHAUSTED => Code::ResourceExhausted,
-            reason::NOT_ALLOWED => Code::PermissionDenied,
+            reason::RESOURCE_EXHAUSTED | reason::RATE_LIMITED => Code::ResourceExhausted,
+            reason::UNAUTHENTICATED => Code::Unauthenticated,
+            reason::NOT_ALLOWED | reason::PERMISSION_DENIED => Code::PermissionDenied,
             reason::METHOD_NOT_FOUND => Code::Unimplemented,
+            reason::TASK_GENERATION_MISMATCH => Code::Aborted,
             _ => match self.code {
                 error_code::TASK_NOT_FOUND => Code::NotFound,
                 error_code::TASK_NOT_CANCELABLE
@@ -40,20 +42,20 @@ impl WireError {
         }
         match self.grpc_code() {
             Code::NotFound | Code::Unimplemented => StatusCode::NOT_FOUND,
+            Code::Unauthenticated => StatusCode::UNAUTHORIZED,
             Code::PermissionDenied => StatusCode::FORBIDDEN,
             Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
             Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Code::Aborted => StatusCode::CONFLICT,
             Code::InvalidArgument | Code::FailedPrecondition => StatusCode::BAD_REQUEST,
             Code::Ok
             | Code::Cancelled
             | Code::Unknown
             | Code::DeadlineExceeded
             | Code::AlreadyExists
-            | Code::Aborted
             | Code::OutOfRange
             | Code::Internal
-            | Code::DataLoss
-            | Code::Unauthenticated => StatusCode::INTERNAL_SERVER_ERROR,
+            | Code::DataLoss => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -85,20 +87,20 @@ fn status_name(code: Code) -> &'static str {
         Code::InvalidArgument => "INVALID_ARGUMENT",
         Code::FailedPrecondition => "FAILED_PRECONDITION",
         Code::NotFound => "NOT_FOUND",
+        Code::Unauthenticated => "UNAUTHENTICATED",
         Code::PermissionDenied => "PERMISSION_DENIED",
         Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
         Code::Unavailable => "UNAVAILABLE",
         Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Aborted => "ABORTED",
         Code::Ok
         | Code::Cancelled
         | Code::Unknown
         | Code::DeadlineExceeded
         | Code::AlreadyExists
-        | Code::Aborted
         | Code::OutOfRange
         | Code::Internal
-        | Code::DataLoss
-        | Code::Unauthenticated => "INTERNAL",
+        | Code::DataLoss => "INTERNAL",
     }
 }
 

@@ -6,7 +6,7 @@
 //! ```
 //! Since each checksum covers everything before it, a chunk cannot be changed, left out, doubled or moved; the end chunk
 //! tells a whole file from a cut one. Without blobs it is format 1, which older versions read; with blobs it is format 2, and with
-//! records of archived tasks before them 3. A record is its name and content, like a blob. A reader hands on only bytes whose checksum was right.
+//! records of archived tasks before them 3; a state above the first feature level makes it 4, whatever else there is. A record is its name and content, like a blob. A reader hands on only bytes whose checksum was right.
 
 use std::io::{self, Read, Write};
 
@@ -22,8 +22,10 @@ const MARK: [u8; 8] = *b"TOWLSAVE";
 pub(super) const FORMAT: u32 = 1;
 /// The version of a file with blobs.
 pub(super) const FORMAT_WITH_BLOBS: u32 = 2;
-/// The version of a file with records of archived tasks, and the highest one that this binary reads.
+/// The version of a file with records of archived tasks.
 pub(super) const FORMAT_WITH_RECORDS: u32 = 3;
+/// The version of a file with a state of a higher level than the first, and the highest one that this binary reads.
+pub(super) const FORMAT_WITH_LEVEL: u32 = 4;
 /// Bytes of one chunk: small beside a state, large beside its checksum.
 const CHUNK_BYTES: usize = 256 * 1024;
 /// A longer chunk is refused before room is made for it.
@@ -241,8 +243,8 @@ impl<R: Read> ArchiveReader<R> {
             return Err(ArchiveError::Mark);
         }
         let found = u32::from_le_bytes(reader.array()?);
-        if !(FORMAT..=FORMAT_WITH_RECORDS).contains(&found) {
-            return Err(ArchiveError::Format { found, known: FORMAT_WITH_RECORDS });
+        if !(FORMAT..=FORMAT_WITH_LEVEL).contains(&found) {
+            return Err(ArchiveError::Format { found, known: FORMAT_WITH_LEVEL });
         }
         reader.format = found;
         let (kind, head) = reader.next_chunk()?;

@@ -45,6 +45,7 @@ impl ClusterHandle {
                 | OwnerWord::StepRestarted { .. }
                 | OwnerWord::PeerTask { .. }
                 | OwnerWord::Finished { message: None, .. }
+                | OwnerWord::OutsideInput { .. }
                 | OwnerWord::Released => {}
             }
         }

@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, path::Path};
 
 use towline_core::{
-    AgentName, AgentSpec, BootId, Command, Founder, Labels, Message, MessageId, NodeAddresses, NodeId, OwnerReport,
-    OwnerWord, Part, Placement, Principal, Proposal, Role, Stamp, State, Submission, TaskId, TaskState, Timestamp,
-    TraceContext, limits::MAX_ARCHIVED_PER_ENTRY,
+    AgentName, AgentSpec, BootId, Command, Founder, Labels, Level, Message, MessageId, NodeAddresses, NodeId,
+    OwnerReport, OwnerWord, Part, Placement, Principal, Proposal, Role, Stamp, State, Submission, TaskId, TaskState,
+    Timestamp, TraceContext, limits::MAX_ARCHIVED_PER_ENTRY,
 };
 use uuid::Uuid;
 
@@ -88,9 +88,11 @@ impl History {
             capacity: 1,
             agents: vec![spec],
             labels: None,
+            level: Level::KNOWN.number(),
         };
         history.apply(Principal::Node(NODE), found)?;
         history.apply(Principal::Node(NODE), up)?;
+        history.apply(Principal::Node(NODE), Command::Raise { level: Level::KNOWN })?;
         Ok(history)
     }
 

@@ -20,7 +20,7 @@ use redb::{Database, ReadableDatabase, TableDefinition};
 use tokio::sync::Notify;
 use towline_core::{Task, TaskId};
 
-use super::{backend::DiskBackend, record};
+use super::{backend::DiskBackend, guarded::Guarded, record};
 use crate::{
     kill_points,
     raft::{self, StoreError},
@@ -57,7 +57,7 @@ struct Inner {
     dir: PathBuf,
     disk: Arc<dyn Disk>,
     /// None until it is used (again).
-    file: Mutex<Option<Arc<Database>>>,
+    file: Mutex<Option<Arc<Guarded>>>,
     /// Whether it may be used: written once, when the node stops, after everyone who reads.
     closed: RwLock<bool>,
     pending: Mutex<Pending>,
@@ -354,9 +354,13 @@ impl Store {
         let mut bytes = self.bytes(id).unwrap().unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         let file = self.file().unwrap();
-        let transaction = file.begin_write().unwrap();
-        transaction.open_table(RECORDS).unwrap().insert(key(id), bytes.as_slice()).unwrap();
-        transaction.commit().unwrap();
+        let spoil = |file: &Database| {
+            let transaction = file.begin_write().unwrap();
+            transaction.open_table(RECORDS).unwrap().insert(key(id), bytes.as_slice()).unwrap();
+            transaction.commit().unwrap();
+            Ok(())
+        };
+        file.with(spoil).unwrap();
     }
 
     /// A damaged record is removed, and fetched from another node.
@@ -395,10 +399,12 @@ impl Store {
         if *closed {
             return Err(io::Error::other("the archive is closed"));
         }
-        match act(self.file()?.as_ref()) {
+        let file = self.file()?;
+        match file.with(&act) {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                self.set_aside(&error)?;
-                act(self.file()?.as_ref())
+                self.set_aside(&file, &error)?;
+                drop(file);
+                self.file()?.with(act)
             }
             // After an error of the disk the file is opened anew, which goes back to what is durable.
             Err(error) => {
@@ -409,15 +415,15 @@ impl Store {
         }
     }
 
-    fn file(&self) -> io::Result<Arc<Database>> {
+    fn file(&self) -> io::Result<Arc<Guarded>> {
         let mut opened = self.opened();
         if let Some(file) = opened.as_ref() {
             return Ok(Arc::clone(file));
         }
-        let file = match self.open_file() {
+        let file = match Guarded::open(|| self.open_file()) {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 self.move_aside(&error)?;
-                self.open_file()
+                Guarded::open(|| self.open_file())
             }
             done => done,
         };
@@ -448,8 +454,12 @@ impl Store {
         Ok(file)
     }
 
-    fn set_aside(&self, error: &io::Error) -> io::Result<()> {
+    /// Others may have found the same damage, and set the file aside already: the one that was made since is left.
+    fn set_aside(&self, damaged: &Arc<Guarded>, error: &io::Error) -> io::Result<()> {
         let mut opened = self.opened();
+        if opened.as_ref().is_some_and(|file| !Arc::ptr_eq(file, damaged)) {
+            return Ok(());
+        }
         *opened = None;
         self.move_aside(error)
     }
@@ -463,7 +473,7 @@ impl Store {
         Ok(())
     }
 
-    fn opened(&self) -> MutexGuard<'_, Option<Arc<Database>>> {
+    fn opened(&self) -> MutexGuard<'_, Option<Arc<Guarded>>> {
         self.0.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -514,11 +524,22 @@ fn key(id: TaskId) -> (u8, u128) {
     (id.vshard().0, id.as_uuid().as_u128())
 }
 
+/// Damage is [`io::ErrorKind::InvalidData`]: also a page that lies where the file does not reach, and a table or a format that is
+/// not ours.
 #[expect(clippy::wildcard_enum_match_arm, reason = "all that is not the disk's or damage is told as it is")]
 fn failed(error: impl Into<redb::Error>) -> io::Error {
+    use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     match error.into() {
+        redb::Error::Io(error) if matches!(error.kind(), InvalidInput | UnexpectedEof) => {
+            io::Error::new(InvalidData, error)
+        }
         redb::Error::Io(error) => error,
-        redb::Error::Corrupted(reason) => io::Error::new(io::ErrorKind::InvalidData, reason),
+        redb::Error::Corrupted(reason) => io::Error::new(InvalidData, reason),
+        error @ (redb::Error::UpgradeRequired(_)
+        | redb::Error::TableTypeMismatch { .. }
+        | redb::Error::TableIsMultimap(_)
+        | redb::Error::TypeDefinitionChanged { .. }
+        | redb::Error::LockPoisoned(_)) => io::Error::new(InvalidData, error),
         error => io::Error::other(error),
     }
 }

@@ -412,11 +412,10 @@ impl RaftLogReader<TypeConfig> for LogStore {
 
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<RaftEntry>, io::Error> {
         let entries = self.entries(start..end, REPLICATION_BATCH_BYTES).await?;
-        if entries.first().is_some_and(|entry| entry.index() == start) || start >= end {
-            Ok(entries)
-        } else {
-            Err(io::Error::new(io::ErrorKind::NotFound, format!("entry {start} is not in the log")))
-        }
+        // Who has just lost its leadership may ask for what it has purged since, or the new leader has cut off: it gets nothing
+        // and finds out before it sends anything. An error would end its Raft.
+        let begins_there = entries.first().is_some_and(|entry| entry.index() == start);
+        Ok(if begins_there { entries } else { Vec::new() })
     }
 
     async fn read_vote(&mut self) -> Result<Option<RaftVote>, io::Error> {

@@ -276,9 +276,10 @@ impl RaftService {
         let installing = self.cluster.finished().installing();
         let file = snapshot.snapshot.clone();
         let decoded = seams::blocking(move || file.decode()).await.map_err(unwritten)?;
-        let (_, state) = decoded.map_err(malformed)?;
+        let (meta, state) = decoded.map_err(malformed)?;
         let completed = finished::complete(&self.cluster, &state, from).await;
         completed.map_err(|reason| Status::unavailable(format!("the archive of the snapshot: {reason}")))?;
+        snapshot.snapshot.keep((meta, state));
         Ok(installing)
     }
 

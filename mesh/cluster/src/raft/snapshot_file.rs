@@ -9,7 +9,7 @@ use std::{
     io::{self, BufReader, Read, Write},
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -56,7 +56,13 @@ impl From<SnapshotError> for io::Error {
 
 /// A snapshot; cheap to clone. It can be read for as long as it is held, also when another has taken its name.
 #[derive(Clone)]
-pub struct SnapshotFile(Arc<Source>);
+pub struct SnapshotFile(Arc<Inside>);
+
+struct Inside {
+    source: Source,
+    /// What is in it, between the look at what it needs and its installation.
+    decoded: Mutex<Option<Box<(RaftSnapshotMeta, State)>>>,
+}
 
 enum Source {
     Memory(Bytes),
@@ -81,19 +87,23 @@ impl Drop for Arrived {
 }
 
 impl SnapshotFile {
+    fn of(source: Source) -> Self {
+        Self(Arc::new(Inside { source, decoded: Mutex::default() }))
+    }
+
     /// Takes the bytes of a snapshot.
     ///
     /// # Errors
     /// When they are not a snapshot, or damaged.
     pub fn from_bytes(bytes: Bytes) -> Result<Self, SnapshotError> {
-        let file = Self(Arc::new(Source::Memory(bytes)));
+        let file = Self::of(Source::Memory(bytes));
         file.check()?;
         Ok(file)
     }
 
     /// A snapshot in memory.
     pub(super) fn encode(meta: &RaftSnapshotMeta, state: &State) -> Result<Self, SnapshotError> {
-        Ok(Self(Arc::new(Source::Memory(wire::encode_snapshot(meta, state)?))))
+        Ok(Self::of(Source::Memory(wire::encode_snapshot(meta, state)?)))
     }
 
     /// The snapshot under a name, if there is one.
@@ -104,12 +114,12 @@ impl SnapshotFile {
             Err(error) => return Err(error),
         };
         let length = disk.size(path)?;
-        Ok(Some(Self(Arc::new(Source::Disk { file, length, arrived: None }))))
+        Ok(Some(Self::of(Source::Disk { file, length, arrived: None })))
     }
 
     /// How many bytes it has.
     pub fn length(&self) -> u64 {
-        match self.0.as_ref() {
+        match &self.0.source {
             Source::Memory(bytes) => bytes.len() as u64,
             Source::Disk { length, .. } => *length,
         }
@@ -120,7 +130,7 @@ impl SnapshotFile {
     /// # Errors
     /// When they cannot be read.
     pub fn piece(&self, position: u64, length: usize) -> io::Result<Bytes> {
-        match self.0.as_ref() {
+        match &self.0.source {
             Source::Memory(bytes) => {
                 let start = usize::try_from(position).map_err(io::Error::other)?;
                 let end = start.checked_add(length).filter(|end| *end <= bytes.len());
@@ -141,6 +151,21 @@ impl SnapshotFile {
         let decoded = rmp_serde::from_read(BufReader::with_capacity(PIECE, Bytewise { file: self, position: begin }));
         let state = decoded.map_err(|source| WireError::Decode { what: "state", source })?;
         Ok((meta_from(meta)?, state))
+    }
+
+    /// Remembers what [`SnapshotFile::decode`] gave until it is taken.
+    pub(super) fn keep(&self, decoded: (RaftSnapshotMeta, State)) {
+        *self.decoded() = Some(Box::new(decoded));
+    }
+
+    /// What is remembered of it, which is then forgotten; or else it is decoded.
+    pub(super) fn take_decoded(&self) -> Result<(RaftSnapshotMeta, State), SnapshotError> {
+        let kept = self.decoded().take();
+        kept.map_or_else(|| self.decode(), |kept| Ok(*kept))
+    }
+
+    fn decoded(&self) -> MutexGuard<'_, Option<Box<(RaftSnapshotMeta, State)>>> {
+        self.0.decoded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What it covers. Every byte of it is checked.
@@ -175,7 +200,7 @@ impl SnapshotFile {
 
     /// Gives the file another name in its folder, if it is one that arrived. Returns whether it is.
     pub(super) fn take(&self, disk: &dyn Disk, name: &Path) -> io::Result<bool> {
-        let Source::Disk { arrived: Some(arrived), .. } = self.0.as_ref() else { return Ok(false) };
+        let Source::Disk { arrived: Some(arrived), .. } = &self.0.source else { return Ok(false) };
         disk.rename(&arrived.path, name)?;
         arrived.taken.store(true, Ordering::Relaxed);
         Ok(true)
@@ -212,7 +237,7 @@ impl Read for Bytewise<'_> {
 /// Writes a snapshot into an empty file, piece by piece. It is none before the last piece is written, which comes first in it.
 pub(super) fn write(file: &mut dyn DiskFile, meta: &RaftSnapshotMeta, state: &State) -> Result<(), SnapshotError> {
     let meta = wire::snapshot_meta_to_proto(meta).encode_to_vec();
-    let mut header = wire::snapshot_header(&meta);
+    let mut header = wire::snapshot_header(&meta, state.level());
     let mut hasher = blake3::Hasher::new();
     hasher.update(&header[..16]);
     let position = SNAPSHOT_HEADER as u64;
@@ -290,7 +315,7 @@ impl Incoming {
         self.file.sync()?;
         let file = self.arrived.disk.reader(&self.arrived.path)?;
         let source = Source::Disk { file, length: self.length, arrived: Some(self.arrived) };
-        let snapshot = SnapshotFile(Arc::new(source));
+        let snapshot = SnapshotFile::of(source);
         snapshot.check()?;
         Ok(snapshot)
     }

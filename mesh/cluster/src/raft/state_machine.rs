@@ -116,9 +116,7 @@ impl Decoded {
         };
         Ok(Self { log_id, change })
     }
-}
 
-impl Decoded {
     fn moves_records(&self) -> bool {
         self.archives().is_some() || self.sweeps()
     }
@@ -128,10 +126,25 @@ impl Decoded {
         match &self.change {
             Change::State(_, proposal) => match (&proposal.by, &proposal.command) {
                 (Principal::Node(_), Command::Archive { tasks }) => Some(tasks),
-                (Principal::Node(_) | Principal::Operator | Principal::Agent { .. }, _) => None,
+                (Principal::Node(_) | Principal::Operator | Principal::Agent { .. } | Principal::Named { .. }, _) => {
+                    None
+                }
             },
             Change::Nothing | Change::Membership(_) => None,
         }
+    }
+
+    /// Whether the members may be others after it, or of another kind.
+    fn may_change_members(&self) -> bool {
+        let Change::State(_, proposal) = &self.change else { return false };
+        matches!(
+            proposal.command,
+            Command::Found { .. }
+                | Command::Enrol(_)
+                | Command::NodeLost { .. }
+                | Command::RemoveNode { .. }
+                | Command::SetRole { .. }
+        )
     }
 
     fn sweeps(&self) -> bool {
@@ -175,6 +188,7 @@ impl StateMachine {
         }
         let index = applied.last.map_or(0, |log_id| log_id.index);
         let saved = Mutex::new(applied.last);
+        let recent = Recent::of(&applied.state);
         let shared = Arc::new(Shared {
             dir: dir.to_owned(),
             disk,
@@ -188,7 +202,7 @@ impl StateMachine {
             watched: Arc::default(),
             #[cfg(feature = "kill-points")]
             held: watch::Sender::new(false),
-            recent: Recent::default(),
+            recent,
         });
         Ok((StateMachine(shared.clone()), StateView(shared)))
     }
@@ -299,6 +313,7 @@ impl Shared {
     fn apply(&self, entries: Vec<RaftEntry>) -> io::Result<Vec<ApplyResponse>> {
         let kept = self.recent.copy_if_wanted(&entries);
         let decoded = entries.into_iter().map(Decoded::of).collect::<io::Result<Vec<_>>>()?;
+        let may_change_members = decoded.iter().any(Decoded::may_change_members);
         let (mut responses, mut together) = (Vec::new(), Vec::new());
         for entry in decoded {
             if entry.moves_records() {
@@ -309,7 +324,9 @@ impl Shared {
             }
         }
         self.apply_together(together, &mut responses);
-        self.recent.look(&self.read().state);
+        if may_change_members {
+            self.recent.look(&self.read().state);
+        }
         self.recent.keep(kept);
         if let Some(last) = responses.last() {
             self.reached(last.index);
@@ -376,7 +393,7 @@ impl Shared {
 
     /// Replaces everything by a snapshot, once it is readable and on disk.
     fn install(&self, meta: &RaftSnapshotMeta, file: &SnapshotFile) -> io::Result<()> {
-        let (covered, state) = file.decode()?;
+        let (covered, state) = file.take_decoded()?;
         if covered != *meta {
             let reason = format!("covers {covered} where {meta} was announced");
             return Err(invalid_data(WireError::Foreign { what: "snapshot", reason }));
@@ -386,6 +403,7 @@ impl Shared {
             let mut applied = self.write();
             let effects = changes(&applied.state, &state);
             *applied = AppliedState { last: meta.last_log_id, membership: meta.last_membership.clone(), state };
+            self.recent.look(&applied.state);
             effects
         };
         let index = meta.last_log_id.map_or(0, |log_id| log_id.index);
@@ -463,7 +481,7 @@ fn undecodable(log_id: RaftLogId, error: WireError) -> io::Error {
 
 /// The effects that lead from one state to another, for those who missed the entries between.
 fn changes(old: &State, new: &State) -> Vec<Effect> {
-    let mut effects = vec![Effect::PlacementChanged];
+    let mut effects = vec![Effect::PlacementChanged, Effect::SessionsEnded];
     for task in (0..=u8::MAX).flat_map(|shard| new.tasks_in(VShard(shard))) {
         task_changes(old.task(task.id), task, &mut effects);
     }
@@ -624,7 +642,7 @@ impl Watched {
         for effect in effects {
             let sender = match effect {
                 Effect::Start { task, .. } | Effect::Stop { task, .. } | Effect::Changed { task } => watched.get(task),
-                Effect::PlacementChanged => None,
+                Effect::PlacementChanged | Effect::SessionsEnded | Effect::Webhook { .. } => None,
             };
             if let Some(sender) = sender {
                 sender.send_modify(|count| *count += 1);

@@ -1,7 +1,7 @@
 //! What the ways of a command ask about it, so that each has one answer for all commands.
 
 use super::Command;
-use crate::{Message, TaskId};
+use crate::{Message, SignIn, TaskId};
 
 impl Command {
     /// Whether it brings work, as opposed to what the work that was taken comes to: a disk that runs full refuses it first.
@@ -13,7 +13,10 @@ impl Command {
             | Command::MintToken { .. }
             | Command::Upload { .. }
             | Command::Note { .. }
+            | Command::AddPeer(_)
+            | Command::SetWebhook(_)
             | Command::Enrol(_) => true,
+            Command::SignIn(change) => !matches!(**change, SignIn::Revoke(_) | SignIn::Deny { .. }),
             Command::Report(_)
             | Command::Testify(_)
             | Command::Resolve(_)
@@ -27,7 +30,13 @@ impl Command {
             | Command::Undrain { .. }
             | Command::AssignPending
             | Command::Sweep
-            | Command::Archive { .. } => false,
+            | Command::Archive { .. }
+            | Command::Raise { .. }
+            | Command::RemovePeer { .. }
+            | Command::RemoveWebhook(_)
+            | Command::ClaimWebhooks { .. }
+            | Command::ReportWebhook(_) => false,
+            Command::IfGeneration { then, .. } => then.makes_work(),
         }
     }
 
@@ -36,6 +45,7 @@ impl Command {
         match self {
             Command::Submit(submission) => Some(&mut submission.message),
             Command::Continue { message, .. } => Some(message),
+            Command::IfGeneration { then, .. } => then.message_mut(),
             Command::Cancel { .. }
             | Command::Report(_)
             | Command::Resolve(_)
@@ -54,12 +64,23 @@ impl Command {
             | Command::Sweep
             | Command::Archive { .. }
             | Command::Upload { .. }
-            | Command::Note { .. } => None,
+            | Command::Note { .. }
+            | Command::Raise { .. }
+            | Command::AddPeer(_)
+            | Command::RemovePeer { .. }
+            | Command::SignIn(_)
+            | Command::SetWebhook(_)
+            | Command::RemoveWebhook(_)
+            | Command::ClaimWebhooks { .. }
+            | Command::ReportWebhook(_) => None,
         }
     }
 
     /// The task that its client no longer wants.
     pub fn canceled(&self) -> Option<TaskId> {
+        if let Command::IfGeneration { then, .. } = self {
+            return then.canceled();
+        }
         if let Command::Cancel { task } = self { Some(*task) } else { None }
     }
 }

@@ -97,7 +97,7 @@ impl State {
 
     /// The length of what a principal has uploaded under this hash, if it may still name it.
     pub fn upload(&self, by: &Principal, hash: BlobHash) -> Option<u64> {
-        self.named.uploads.get(&(by.owner().clone(), hash)).map(|upload| upload.length)
+        self.named.uploads.get(&(by.owner(), hash)).map(|upload| upload.length)
     }
 
     /// A principal has uploaded content. Again, but not at once: it may name it for longer.
@@ -108,7 +108,7 @@ impl State {
         length: u64,
         stamp: Stamp,
     ) -> Result<Applied, Rejection> {
-        let owner = by.owner().clone();
+        let owner = by.owner();
         let name = (owner.clone(), hash);
         if let Some(before) = self.named.uploads.get_mut(&name) {
             if stamp.at.0.saturating_sub(before.at.0) < SAME_UPLOAD_MS {

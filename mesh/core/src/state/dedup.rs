@@ -1,4 +1,4 @@
-//! Which messages were taken, so that none is taken twice: by principal and message id, for as long as the task is open
+//! Which messages were taken, so that none is taken twice: by the owner of the task and message id, for as long as the task is open
 //! and [`limits::DEDUP_AFTER_END_MS`] longer, also when the task itself is gone by then.
 
 use serde::{Deserialize, Serialize};
@@ -12,8 +12,8 @@ use crate::{
 /// Where a message went when it came first, and what it said.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sent {
-    task: TaskId,
-    agent: AgentName,
+    pub(super) task: TaskId,
+    pub(super) agent: AgentName,
     /// None in states of versions that kept none: then the task's history holds what it said.
     #[serde(default)]
     digest: Option<Digest>,
@@ -25,6 +25,14 @@ pub(super) struct Sent {
 impl Sent {
     pub(super) fn is_of(&self, task: TaskId) -> bool {
         self.task == task
+    }
+
+    pub(super) fn digest(&self) -> Option<Digest> {
+        self.digest
+    }
+
+    pub(super) fn ended(&self) -> Option<Timestamp> {
+        self.ended
     }
 
     /// Notes what the message said and when its task ended, where that was not noted. Returns whether the end was not.
@@ -40,10 +48,11 @@ impl Sent {
 pub(super) type Expiring = (Timestamp, Principal, MessageId);
 
 impl State {
-    /// The task that the same message made or continued before.
+    /// The task that the same message made or continued before. `owner` is that of the task that the message is for: what an
+    /// operator says to another's task is remembered with the task.
     pub(super) fn sent_before(
         &self,
-        by: &Principal,
+        owner: &Principal,
         message: &Message,
         agent: Option<&AgentName>,
         now: Timestamp,
@@ -51,16 +60,26 @@ impl State {
         if mutants::on(Mutant::DedupOff) {
             return Ok(None);
         }
-        let sent = self.dedup.get(&(by.owner().clone(), message.message_id.clone()));
+        let sent = self.dedup.get(&(owner.clone(), message.message_id.clone()));
         let Some(sent) = sent.filter(|sent| sent.ended.is_none_or(|ended| !is_over(ended, now))) else {
-            return Ok(None);
+            return self.remembered_before(owner, message, agent, now);
         };
         let same = agent.is_none_or(|agent| *agent == sent.agent) && self.said_the_same(sent, message);
-        if same {
-            Ok(Some(sent.task))
-        } else {
-            Err(Rejection::MessageReused { message: message.message_id.to_string(), task: sent.task })
-        }
+        if same { Ok(Some(sent.task)) } else { Err(reused(message, sent.task)) }
+    }
+
+    /// The same, of messages of archived tasks.
+    fn remembered_before(
+        &self,
+        owner: &Principal,
+        message: &Message,
+        agent: Option<&AgentName>,
+        now: Timestamp,
+    ) -> Result<Option<TaskId>, Rejection> {
+        let mark = self.remembered.get(owner, &message.message_id);
+        let Some(mark) = mark.filter(|mark| !is_over(mark.ended(), now)) else { return Ok(None) };
+        let same = agent.is_none_or(|agent| mark.is_for(agent)) && mark.says(Digest::of_message(message));
+        if same { Ok(Some(mark.task())) } else { Err(reused(message, mark.task())) }
     }
 
     fn said_the_same(&self, sent: &Sent, message: &Message) -> bool {
@@ -90,8 +109,9 @@ impl State {
 
     /// Whether a sweep would forget a message.
     pub(super) fn has_expired_messages(&self, now: Timestamp) -> bool {
-        self.expiring.len() > limits::MAX_REMEMBERED_MESSAGES
+        self.expiring.len() + self.remembered.len() > limits::MAX_REMEMBERED_MESSAGES
             || self.expiring.first().is_some_and(|(ended, _, _)| is_over(*ended, now))
+            || self.remembered.oldest().is_some_and(|ended| is_over(ended, now))
     }
 
     /// Forgets messages past their time, and the oldest of more than are remembered.
@@ -99,6 +119,11 @@ impl State {
         for _ in 0..limits::MAX_SWEPT_PER_ENTRY {
             if !self.has_expired_messages(now) {
                 return;
+            }
+            let oldest = self.expiring.first().map(|(ended, _, _)| *ended);
+            if self.remembered.oldest().is_some_and(|ended| oldest.is_none_or(|oldest| ended < oldest)) {
+                self.remembered.forget_oldest();
+                continue;
             }
             let Some((ended, owner, message)) = self.expiring.pop_first() else { return };
             let name = (owner, message);
@@ -118,6 +143,10 @@ impl State {
             }
         }
     }
+}
+
+fn reused(message: &Message, task: TaskId) -> Rejection {
+    Rejection::MessageReused { message: message.message_id.to_string(), task }
 }
 
 fn is_over(ended: Timestamp, now: Timestamp) -> bool {

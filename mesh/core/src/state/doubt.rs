@@ -35,7 +35,9 @@ impl State {
         let word = verdict.word();
         let step = task.journal.get_mut(no.0 as usize).expect("the step is in doubt");
         doubt::settle(step, &verdict, stamp.at);
+        let denies = verdict.denies();
         step.resolved = Some(Resolution { request, by, verdict, at: stamp.at });
+        task.restored &= !denies;
         let rest = task.numbers_in_doubt();
         if !rest.is_empty() {
             let note = format!("step {no} was decided: {word}. Still in doubt: step {}", doubt::listed(&rest));

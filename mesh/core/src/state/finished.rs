@@ -1,240 +1,17 @@
 //! Tasks that have ended and were handed to the archive. Of each a stub stays here until the sweep: all that a command can
 //! still ask, so that nothing is read from the archive to apply one.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use std::{cmp::Reverse, collections::BTreeMap, fmt, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 use uuid::Uuid;
 
-use super::{ListFilter, State, TaskKey, check_message, done, key};
-use crate::{
-    AgentName, Applied, BlobHash, ContextId, Digest, Message, ParentLink, Principal, Rejection, Reply, Stamp, Task,
-    TaskId, TaskState, Timestamp, VShard, chunked::Chunked, limits,
+use super::{
+    ListFilter, State, check_message, done, key,
+    remembered::Mark,
+    stubs::{Kept, Stub},
 };
-
-/// What the state keeps of a task whose record is in the archive.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Stub {
-    /// The conversation.
-    #[serde(rename = "c")]
-    pub context: ContextId,
-    /// Who did it.
-    #[serde(rename = "a")]
-    pub agent: AgentName,
-    /// Who may see it.
-    #[serde(rename = "o")]
-    pub owner: Principal,
-    /// The delegation that made it.
-    #[serde(rename = "p", default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<ParentLink>,
-    /// How it ended.
-    #[serde(rename = "s")]
-    pub state: TaskState,
-    /// When it ended.
-    #[serde(rename = "t")]
-    pub at: Timestamp,
-    /// Index of its last event.
-    #[serde(rename = "g")]
-    pub generation: u64,
-    #[serde(rename = "r", default, skip_serializing_if = "Option::is_none")]
-    rest: Option<Box<Rest>>,
-}
-
-/// What few tasks have.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct Rest {
-    /// The blobs that it names.
-    #[serde(rename = "b", default, skip_serializing_if = "BTreeMap::is_empty")]
-    blobs: BTreeMap<BlobHash, u64>,
-    /// Decisions about its steps: each may be proposed again.
-    #[serde(rename = "d", default, skip_serializing_if = "Vec::is_empty")]
-    resolved: Vec<Uuid>,
-}
-
-impl Stub {
-    fn of(task: &Task) -> Self {
-        let resolved = task.journal.iter().filter_map(|step| step.resolved.as_ref().map(|resolved| resolved.request));
-        let rest = Rest { blobs: task.blobs.clone(), resolved: resolved.collect() };
-        Self {
-            context: task.context.clone(),
-            agent: task.agent.clone(),
-            owner: task.owner.clone(),
-            parent: task.parent.clone(),
-            state: task.status.state,
-            at: task.status.at,
-            generation: task.generation,
-            rest: (rest != Rest::default()).then(|| Box::new(rest)),
-        }
-    }
-
-    pub(super) fn blobs(&self) -> impl Iterator<Item = (&BlobHash, &u64)> {
-        self.rest.iter().flat_map(|rest| &rest.blobs)
-    }
-
-    fn was_resolved_by(&self, request: Uuid) -> bool {
-        self.rest.as_ref().is_some_and(|rest| rest.resolved.contains(&request))
-    }
-}
-
-/// The first bytes of a hash of what the tasks of a group have in common.
-type Group = u64;
-
-/// All stubs, and the orders in which they are listed.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Archived {
-    stubs: Chunked<TaskKey, Stub>,
-    /// By when they ended.
-    order: Chunked<(Timestamp, TaskId), ()>,
-    /// The same within an agent, a context, and each end that is not the usual one.
-    groups: Chunked<(Group, Timestamp, TaskId), ()>,
-    counts: BTreeMap<Principal, BTreeMap<(AgentName, TaskState), usize>>,
-}
-
-/// The orders follow from the stubs.
-impl PartialEq for Archived {
-    fn eq(&self, other: &Self) -> bool {
-        self.stubs == other.stubs
-    }
-}
-
-impl Serialize for Archived {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.stubs.iter().map(|((_, id), stub)| (id, stub)))
-    }
-}
-
-impl<'de> Deserialize<'de> for Archived {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Stubs;
-        impl<'de> de::Visitor<'de> for Stubs {
-            type Value = Archived;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the stubs of archived tasks")
-            }
-
-            fn visit_seq<A: de::SeqAccess<'de>>(self, mut entries: A) -> Result<Archived, A::Error> {
-                let mut archived = Archived::default();
-                while let Some((id, stub)) = entries.next_element()? {
-                    archived.insert(id, stub);
-                }
-                Ok(archived)
-            }
-        }
-        deserializer.deserialize_seq(Stubs)
-    }
-}
-
-impl Archived {
-    pub(super) fn is_empty(&self) -> bool {
-        self.stubs.len() == 0
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.stubs.len()
-    }
-
-    pub(super) fn get(&self, id: TaskId) -> Option<&Stub> {
-        self.stubs.get(&key(id))
-    }
-
-    pub(super) fn oldest(&self) -> Option<(Timestamp, TaskId)> {
-        self.order.iter().next().map(|(first, ())| *first)
-    }
-
-    fn insert(&mut self, id: TaskId, stub: Stub) {
-        self.order.insert((stub.at, id), ());
-        for group in groups_of(&stub) {
-            self.groups.insert((group, stub.at, id), ());
-        }
-        let counts = self.counts.entry(stub.owner.clone()).or_default();
-        *counts.entry((stub.agent.clone(), stub.state)).or_default() += 1;
-        self.stubs.insert(key(id), stub);
-    }
-
-    pub(super) fn remove(&mut self, id: TaskId) -> Option<Stub> {
-        let stub = self.stubs.remove(&key(id))?;
-        self.order.remove(&(stub.at, id));
-        for group in groups_of(&stub) {
-            self.groups.remove(&(group, stub.at, id));
-        }
-        if let Some(counts) = self.counts.get_mut(&stub.owner) {
-            let name = (stub.agent.clone(), stub.state);
-            if let Some(count) = counts.get_mut(&name) {
-                *count -= 1;
-                if *count == 0 {
-                    counts.remove(&name);
-                }
-            }
-            if counts.is_empty() {
-                self.counts.remove(&stub.owner);
-            }
-        }
-        Some(stub)
-    }
-
-    /// What a filter selects of an owner's stubs below a position, newest first.
-    fn selected<'a>(
-        &'a self,
-        owner: &'a Principal,
-        filter: &'a ListFilter,
-        below: Option<(Timestamp, TaskId)>,
-    ) -> impl Iterator<Item = (Timestamp, TaskId)> + use<'a> {
-        let (at, id) = below.unwrap_or((Timestamp(u64::MAX), TaskId::from_uuid(Uuid::max())));
-        let group = narrowest(owner, filter);
-        let of_group = group.map(|group| {
-            let entries = self.groups.below(&(group, at, id)).take_while(move |((other, _, _), ())| *other == group);
-            entries.map(|((_, at, id), ())| (*at, *id))
-        });
-        let of_all = group.is_none().then(|| self.order.below(&(at, id)).map(|(position, ())| *position));
-        let oldest = filter.status_after.unwrap_or(Timestamp(0));
-        let positions = of_group.into_iter().flatten().chain(of_all.into_iter().flatten());
-        positions
-            .take_while(move |(at, _)| *at >= oldest)
-            .filter(move |(_, id)| self.get(*id).is_some_and(|stub| stub.owner == *owner && filter.selects_stub(stub)))
-    }
-
-    /// How many of an owner's stubs a filter selects.
-    fn count(&self, owner: &Principal, filter: &ListFilter) -> usize {
-        if filter.context.is_some() || filter.status_after.is_some() {
-            return self.selected(owner, filter, None).count();
-        }
-        let counts = self.counts.get(owner).into_iter().flatten();
-        let wanted = counts.filter(|((agent, state), _)| {
-            filter.agent.as_ref().is_none_or(|wanted| wanted == agent)
-                && filter.state.is_none_or(|wanted| wanted == *state)
-        });
-        wanted.map(|(_, count)| count).sum()
-    }
-}
-
-fn groups_of(stub: &Stub) -> impl Iterator<Item = Group> {
-    let unusual =
-        (stub.state != TaskState::Completed).then(|| group(&stub.owner, "state", &format!("{:?}", stub.state)));
-    let agent = group(&stub.owner, "agent", stub.agent.as_str());
-    let context = group(&stub.owner, "context", stub.context.as_str());
-    [Some(agent), Some(context), unusual].into_iter().flatten()
-}
-
-/// The smallest group that holds all that a filter selects.
-fn narrowest(owner: &Principal, filter: &ListFilter) -> Option<Group> {
-    let unusual = filter.state.filter(|state| *state != TaskState::Completed);
-    let context = filter.context.as_ref().map(|context| group(owner, "context", context.as_str()));
-    let state = unusual.map(|state| group(owner, "state", &format!("{state:?}")));
-    let agent = filter.agent.as_ref().map(|agent| group(owner, "agent", agent.as_str()));
-    context.or(state).or(agent)
-}
-
-/// Two names may have one hash: whoever reads a group looks at each stub.
-fn group(owner: &Principal, kind: &str, name: &str) -> Group {
-    let mut hasher = blake3::Hasher::new();
-    for text in [&owner.to_string(), kind, name] {
-        hasher.update(text.as_bytes());
-        hasher.update(&[0]);
-    }
-    let mut first = [0; 8];
-    hasher.finalize_xof().fill(&mut first);
-    u64::from_le_bytes(first)
-}
+use crate::{
+    Applied, Digest, Level, Message, Principal, Rejection, Reply, Stamp, Task, TaskId, TaskState, Timestamp, limits,
+};
 
 /// Where the record of a task is.
 #[derive(Debug, Clone, PartialEq)]
@@ -314,41 +91,35 @@ impl Listing {
     }
 }
 
-impl ListFilter {
-    fn selects_stub(&self, stub: &Stub) -> bool {
-        self.context.as_ref().is_none_or(|context| *context == stub.context)
-            && self.state.is_none_or(|state| state == stub.state)
-            && self.status_after.is_none_or(|after| stub.at >= after)
-            && self.agent.as_ref().is_none_or(|agent| *agent == stub.agent)
-    }
-}
-
 impl State {
     /// What is kept of a task whose record is in the archive.
-    pub fn stub(&self, id: TaskId) -> Option<&Stub> {
-        self.archived.get(id)
+    pub fn stub(&self, id: TaskId) -> Option<Stub> {
+        self.archived.get(id).map(Kept::stub)
     }
 
     /// [`State::stub`] as a principal may see it: another's looks as if it did not exist.
-    pub fn stub_for(&self, by: &Principal, id: TaskId) -> Option<&Stub> {
-        self.stub(id).filter(|stub| stub.owner == *by.owner())
+    pub fn stub_for(&self, by: &Principal, id: TaskId) -> Option<Stub> {
+        self.archived.get(id).filter(|kept| by.may_act_on(kept.owner())).map(Kept::stub)
     }
 
     /// Where the record of a task is, whoever owns it; none if there is no such task.
     pub fn record(&self, id: TaskId) -> Option<Record> {
         let live = self.tasks.get(&key(id)).map(|task| Record::Live(Arc::clone(task)));
-        live.or_else(|| self.stub(id).map(|_| Record::Archived))
+        live.or_else(|| self.archived.get(id).map(|_| Record::Archived))
     }
 
     /// [`State::record`] as a principal may see it: another's looks as if it did not exist.
     pub fn record_for(&self, by: &Principal, id: TaskId) -> Option<Record> {
-        let owner = self.task(id).map(|task| &task.owner).or_else(|| self.stub(id).map(|stub| &stub.owner))?;
-        (owner == by.owner()).then(|| self.record(id)).flatten()
+        if self.asked_task(by, id).is_some() {
+            return self.record(id);
+        }
+        let owner = self.task(id).map(|task| &task.owner).or_else(|| self.archived.get(id).map(Kept::owner))?;
+        by.may_act_on(owner).then(|| self.record(id)).flatten()
     }
 
     /// The state of a task, wherever its record is.
     pub fn state_of(&self, id: TaskId) -> Option<TaskState> {
-        self.task(id).map(|task| task.status.state).or_else(|| self.stub(id).map(|stub| stub.state))
+        self.task(id).map(|task| task.status.state).or_else(|| self.archived.get(id).map(|kept| kept.state))
     }
 
     /// Whether a task is known, wherever its record is.
@@ -361,15 +132,9 @@ impl State {
         self.archived.len()
     }
 
-    /// All stubs, by virtual shard and id.
-    pub fn stubs(&self) -> impl Iterator<Item = (TaskId, &Stub)> {
-        self.archived.stubs.iter().map(|((_, id), stub)| (*id, stub))
-    }
-
-    /// The stubs behind a task in the order of [`State::stubs`], or from the first one on.
-    pub fn stubs_behind(&self, id: Option<TaskId>) -> impl Iterator<Item = TaskId> + '_ {
-        let from = id.map_or((VShard(0), TaskId::from_uuid(Uuid::nil())), key);
-        self.archived.stubs.from(&from).map(|((_, id), _)| *id).filter(move |other| Some(*other) != id)
+    /// The archived tasks behind one, or from the first one on, by virtual shard and id.
+    pub fn archived_behind(&self, id: Option<TaskId>) -> impl Iterator<Item = TaskId> + '_ {
+        self.archived.ids_behind(id)
     }
 
     /// The tasks that a task delegated to agents of this mesh, wherever their records are.
@@ -398,7 +163,7 @@ impl State {
 
     /// The archived tasks that a sweep may remove, and perhaps more.
     pub fn first_archived(&self) -> Vec<TaskId> {
-        self.archived.order.iter().take(limits::MAX_SWEPT_PER_ENTRY).map(|((_, id), ())| *id).collect()
+        self.archived.first_ended(limits::MAX_SWEPT_PER_ENTRY)
     }
 
     fn ended_task(&self, id: TaskId) -> Option<&Arc<Task>> {
@@ -408,7 +173,9 @@ impl State {
     /// One page of the tasks that a principal may see, newest status first.
     pub fn list(&self, by: &Principal, filter: &ListFilter, page_size: usize) -> Listing {
         let owner = by.owner();
-        let mine = self.tasks.values().filter(|task| task.owner == *owner && filter.selects(task));
+        let owner = (!by.is_operator()).then_some(&owner);
+        let mine =
+            self.tasks.values().filter(|task| owner.is_none_or(|owner| *owner == task.owner) && filter.selects(task));
         let mut live: Vec<&Arc<Task>> = mine.collect();
         let total = live.len() + self.archived.count(owner, filter);
         live.retain(|task| filter.after.is_none_or(|after| (task.status.at, task.id) < after));
@@ -446,7 +213,11 @@ impl State {
             if !self.ended.remove(&(task.status.at, *id)) {
                 self.ended.retain(|(_, other)| other != id);
             }
-            self.note_messages(&task);
+            if self.is_at(Level::BOUNDS) {
+                self.remember_by_hash(&task);
+            } else {
+                self.note_messages(&task);
+            }
             self.archived.insert(*id, Stub::of(&task));
         }
         Ok(done(Vec::new()))
@@ -463,6 +234,21 @@ impl State {
         }
     }
 
+    /// The task's messages are kept in fewer bytes.
+    fn remember_by_hash(&mut self, task: &Task) {
+        for message in &task.history {
+            let name = (task.owner.clone(), message.message_id.clone());
+            if !self.dedup.get(&name).is_some_and(|sent| sent.is_of(task.id)) {
+                continue;
+            }
+            let Some(sent) = self.dedup.remove(&name) else { continue };
+            let ended = sent.ended().unwrap_or(task.status.at);
+            let digest = sent.digest().unwrap_or_else(|| Digest::of_message(message));
+            self.remembered.insert(&name.0, &name.1, Mark::of(&sent, digest, ended));
+            self.expiring.remove(&(ended, name.0, name.1));
+        }
+    }
+
     /// A message to a task that may be in the archive, and is not here.
     pub(super) fn continue_ended(
         &self,
@@ -472,10 +258,10 @@ impl State {
         stamp: Stamp,
     ) -> Result<Applied, Rejection> {
         let stub = self.stub_for(by, id).ok_or(Rejection::UnknownTask { task: id })?;
-        if let Some(task) = self.sent_before(by, message, None, stamp.at)? {
+        if let Some(task) = self.sent_before(&stub.owner, message, None, stamp.at)? {
             return Ok(Applied { reply: Reply::Continued { task }, effects: Vec::new() });
         }
-        check_message(message)?;
+        check_message(message, self.level)?;
         if message.context_id.as_ref().is_some_and(|context| *context != stub.context) {
             return Err(Rejection::ContextMismatch { task: id });
         }

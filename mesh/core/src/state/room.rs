@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::State;
-use crate::{AgentName, Message, Principal, Rejection, Submission, Task, TaskId, limits};
+use crate::{AgentName, Level, Message, Principal, Rejection, Submission, Task, TaskId, limits};
 
 /// When another try is worth it: tasks end all the time.
 const RETRY_AFTER_MS: u64 = 1_000;
@@ -88,21 +88,26 @@ impl State {
         let agent = &submission.agent;
         let queue =
             self.agents.get(agent).and_then(|agent| agent.spec.queue).map_or(usize::MAX, |queue| queue as usize);
-        let queue = queue.min(limits::MAX_OPEN_TASKS_PER_AGENT);
+        let has_bounds = self.is_at(Level::BOUNDS);
+        let queue = if has_bounds { queue } else { usize::MAX }.min(limits::MAX_OPEN_TASKS_PER_AGENT);
         let most = submission.most_open.map_or(limits::MAX_OPEN_TASKS_PER_PRINCIPAL, |most| most as usize);
         let counts = self.counts();
         if counts.by_agent.get(agent).is_some_and(|open| *open >= queue) {
             return Err(full(format!("the queue of agent {agent}"), queue));
         }
         let owner = by.owner();
-        if submission.parent.is_none() && counts.by_principal.get(owner).is_some_and(|open| *open >= most) {
+        let counts_to_principal = has_bounds && submission.parent.is_none();
+        if counts_to_principal && counts.by_principal.get(&owner).is_some_and(|open| *open >= most) {
             return Err(full(format!("the list of open tasks of {owner}"), most));
         }
         Ok(())
     }
 
     /// Whether a task may take another message of its client.
-    pub(super) fn check_room_in(task: &Task, message: &Message) -> Result<(), Rejection> {
+    pub(super) fn check_room_in(&self, task: &Task, message: &Message) -> Result<(), Rejection> {
+        if !self.is_at(Level::BOUNDS) {
+            return Ok(());
+        }
         if task.bytes + message.size() > limits::MAX_TASK_BYTES {
             let limit = limits::MAX_TASK_BYTES as u64;
             return Err(Rejection::TooLarge { what: "content of the task in bytes".into(), limit });

@@ -25,7 +25,7 @@ impl State {
     /// Why no node is given a task of an agent, in words; none if one is.
     pub fn what_lacks(&self, name: &AgentName) -> Option<String> {
         let Some(agent) = self.agents.get(name) else { return Some(format!("a node that declares agent {name}")) };
-        let declares = |node: &&Node| node.declares.contains(name);
+        let declares = |node: &&Node| self.can_run(node, name);
         let fits = |node: &&Node| !self.all_know_labels() || node.has_labels(&agent.spec.labels);
         let mut fitting = self.nodes.values().filter(declares).filter(fits).peekable();
         if fitting.peek().is_none() {

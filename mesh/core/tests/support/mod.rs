@@ -24,7 +24,7 @@ pub struct Log {
 pub const MILLISECONDS_PER_ENTRY: u64 = 10;
 
 impl Log {
-    /// A cluster of nodes 1, 2, … that are up, each declares the agents `surveyor` (one replica) and `reader` (all).
+    /// A cluster at the highest level of nodes 1, 2, … that are up, each declares the agents `surveyor` (one replica) and `reader` (all).
     pub fn of_nodes(count: u64) -> Self {
         let mut log = Self { now: 1_000_000, ..Self::default() };
         log.node(
@@ -38,6 +38,7 @@ impl Log {
         for node in log.node_ids() {
             log.up(node, boot(node, 1)).unwrap();
         }
+        log.node(1, Command::Raise { level: Level::KNOWN }).unwrap();
         log
     }
 
@@ -165,6 +166,11 @@ impl Log {
         self.node(lost.node.0, testimony(lost, id, step, text))
     }
 
+    /// A node changes who is signed in.
+    pub fn sign_in(&mut self, node: u64, change: SignIn) -> Result<Applied, Rejection> {
+        self.node(node, Command::SignIn(Box::new(change)))
+    }
+
     /// What a refused command must leave as it was: everything but the position in the log.
     pub fn without_position(&self) -> State {
         let mut state = self.state.clone();
@@ -259,6 +265,7 @@ pub fn node_up(node: u64, boot: BootId, capacity: u32) -> Command {
         capacity,
         agents: vec![spec("reader", Placement::EveryNode), spec("surveyor", Placement::Replicas(1))],
         labels: None,
+        level: Level::KNOWN.number(),
     }
 }
 
@@ -325,7 +332,7 @@ pub fn tool_intent(on_adoption: OnAdoption) -> Intent {
 }
 
 pub fn ask_intent() -> Intent {
-    Intent::Ask { call_id: "call-1".into(), question: "which one?".into() }
+    Intent::Ask { call_id: "call-1".into(), question: "which one?".into(), to: None }
 }
 
 pub fn step_ended(step: u32, text: &str) -> OwnerWord {
@@ -351,7 +358,11 @@ pub fn finished(state: TaskState) -> OwnerWord {
 }
 
 pub fn ask_person(step: u32, question: &str) -> OwnerWord {
-    OwnerWord::AskPerson { step: StepNo(step), message: agent_message(&format!("question-{step}"), question) }
+    OwnerWord::AskPerson {
+        step: StepNo(step),
+        message: agent_message(&format!("question-{step}"), question),
+        auth: false,
+    }
 }
 
 /// What a client that concatenates by A2A's rules ends with: artifact id to text.

@@ -2,13 +2,14 @@ use serde_json::json;
 use towline_core::{ParentLink, StepNo, TaskState};
 
 use super::*;
+use crate::auth::Standing;
 
 const OURS: &str = "00000000-0000-0000-0000-000000000007";
 
 #[test]
 fn a_message_without_a_task_makes_one_and_is_answered_when_it_is_settled() {
     let decision = decided("SendMessage", json!({ "message": message() })).unwrap();
-    let Decision::Propose { command: Command::Submit(submission), reply_on } = decision else {
+    let Decision::Propose { command: Command::Submit(submission), reply_on, .. } = decision else {
         panic!("not a submission")
     };
     assert_eq!(reply_on, ReplyOn::Settled(TaskView::WHOLE));
@@ -23,7 +24,7 @@ fn return_immediately_is_answered_when_the_task_is_accepted() {
         "configuration": { "returnImmediately": true, "historyLength": 2 },
     });
     let Decision::Propose { reply_on, .. } = decided("SendMessage", params).unwrap() else { panic!("no proposal") };
-    assert_eq!(reply_on, ReplyOn::Accepted(TaskView { history: Some(2), artifacts: true }));
+    assert_eq!(reply_on, ReplyOn::Accepted(TaskView { history: Some(2), artifacts: true, annotated: false }));
 }
 
 #[test]
@@ -86,10 +87,38 @@ fn undeclared_capabilities_are_answered_with_their_errors() {
     ] {
         assert_eq!(code(method, json!({})), -32003, "{method}");
     }
-    assert_eq!(code("GetExtendedAgentCard", json!({})), -32004);
+    let card = decided("GetExtendedAgentCard", json!({ "tenant": "reader" })).unwrap();
+    assert_eq!(card, Decision::Reply(Query::ExtendedCard(Some("reader".parse().unwrap()))));
     let push = json!({ "taskPushNotificationConfig": { "url": "https://a.example/hook" } });
     assert_eq!(code("SendMessage", json!({ "message": message(), "configuration": push })), -32003);
     assert_eq!(Method::named("message/send").unwrap_err().code, -32601);
+}
+
+#[test]
+fn a_webhook_comes_with_a_message_or_by_its_own_operations() {
+    let with_push = |method: &str, params: Value| {
+        let fresh = Fresh { push: true, ..fresh() };
+        decide(Method::named(method).unwrap(), &asked(method, params), "surveyor".parse().unwrap(), fresh)
+    };
+    let config = json!({ "url": "https://a.example/hook", "id": "h" });
+    let configuration = json!({ "taskPushNotificationConfig": config });
+    for method in ["SendMessage", "SendStreamingMessage"] {
+        let decision = with_push(method, json!({ "message": message(), "configuration": configuration })).unwrap();
+        let Decision::Propose { push: Some(config), .. } = decision else { panic!("{method}: no webhook") };
+        assert_eq!((config.id.as_str(), config.url.as_str()), ("h", "https://a.example/hook"));
+    }
+    let (task, name) = (OURS.parse().unwrap(), json!({ "taskId": OURS, "id": "h" }));
+    let hook = towline_core::WebhookName { task, id: "h".into() };
+    for (method, call) in [
+        ("GetTaskPushNotificationConfig", PushCall::Get(hook.clone())),
+        ("DeleteTaskPushNotificationConfig", PushCall::Delete(hook)),
+    ] {
+        assert_eq!(with_push(method, name.clone()).unwrap(), Decision::Push(call));
+    }
+    let foreign = with_push("ListTaskPushNotificationConfigs", json!({ "taskId": "foreign" }));
+    assert_eq!(foreign.unwrap_err().code, -32001);
+    let nowhere = with_push("CreateTaskPushNotificationConfig", json!({ "taskId": OURS }));
+    assert_eq!(nowhere.unwrap_err().field.unwrap().field, "url");
 }
 
 #[test]
@@ -134,6 +163,7 @@ fn fresh() -> Fresh {
         node: NodeId(1),
         trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
         most_open: None,
+        push: false,
     }
 }
 
@@ -161,14 +191,41 @@ fn a_read_is_local_only_where_the_caller_asks_for_it() {
     }
 }
 
+#[test]
+fn a_generation_makes_a_read_wait_and_a_command_conditional() {
+    let with = |method: &str, params: Value, condition: Condition| {
+        let asked = Asked { condition, ..asked(method, params) };
+        decide(Method::named(method).unwrap(), &asked, "surveyor".parse().unwrap(), fresh())
+    };
+    let waits = Condition { after: Some(4), patience: Duration::from_secs(7), exactly: None };
+    let decision = with("GetTask", json!({ "id": OURS }), waits).unwrap();
+    let Decision::Reply(Query::Later { after, patience, .. }) = decision else { panic!("no wait") };
+    assert_eq!((after, patience), (4, Duration::from_secs(7)));
+
+    let exactly = Condition { exactly: Some(4), ..Condition::default() };
+    for (method, params) in
+        [("CancelTask", json!({ "id": OURS })), ("SendMessage", json!({ "message": with_task(OURS) }))]
+    {
+        let decision = with(method, params, exactly).unwrap();
+        let Decision::Propose { command: Command::IfGeneration { task, generation, .. }, .. } = decision else {
+            panic!("{method} is not conditional")
+        };
+        assert_eq!((task.to_string().as_str(), generation), (OURS, 4), "{method}");
+    }
+    let refused = with("SendMessage", json!({ "message": message() }), exactly).unwrap_err();
+    assert_eq!(refused.field.unwrap().field, "configuration.ifGenerationMatch");
+}
+
 fn asked(method: &str, params: Value) -> Asked<'static> {
     Asked {
         agent: None,
-        caller: Caller { principal: Principal::Operator, parent: None, hop: 0, deadline_ms: None },
+        caller: Caller::new(Principal::Operator, Standing::unlimited()),
         binding: Binding::JsonRpc { id: json!(1) },
         call: Call { method: method.to_owned(), params },
         last_event_id: None,
         consistency: None,
+        active: Active::default(),
+        condition: Condition::default(),
         http: TraceContext { trace_id: 1, span_id: 1, sampled: true },
     }
 }

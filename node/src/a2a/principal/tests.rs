@@ -38,6 +38,10 @@ fn another_name_another_machine_or_a_page_is_not_the_operator() {
     assert_eq!(operator(&[], Some(HOME)), Err(Refused::Host { host: String::new() }));
     assert_eq!(operator(&[("host", "localhost")], Some("10.0.0.1:1")), Err(Refused::NotLoopback));
     assert_eq!(operator(&[("host", "localhost")], None), Err(Refused::NotLoopback));
+    for header in FORWARDED {
+        let proxied = operator(&[("host", "localhost"), (header, "x")], Some("127.0.0.1:1"));
+        assert_eq!(proxied, Err(Refused::Forwarded { header }));
+    }
     for origin in ["http://evil.example", "http://localhost:7420", "null"] {
         assert_eq!(operator(&[("host", "localhost"), ("origin", origin)], Some(HOME)), Err(Refused::Origin));
     }
@@ -66,7 +70,10 @@ fn a_delegation_acts_for_whom_it_says() {
         NodeId(4),
     );
     let parent = Some(ParentLink { task, step: StepNo(3) });
-    assert_eq!(caller, Ok(Caller { principal, parent, hop: 2, deadline_ms: Some(1_500) }));
+    assert_eq!(
+        caller,
+        Ok(Caller { principal, parent, hop: 2, deadline_ms: Some(1_500), standing: Standing::unlimited() })
+    );
 }
 
 #[test]

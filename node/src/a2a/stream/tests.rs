@@ -97,7 +97,9 @@ fn a_page_is_bounded_in_bytes_but_never_empty() {
     for number in 0..3 {
         running.report(vec![chunk(&large, number > 0)]);
     }
-    let Page::Frames(frames, _) = page(running.task(), Some(2), Sent::Event, AtInput::Ends) else { panic!("no page") };
+    let Page::Frames(frames, _) = page(running.task(), TaskView::WHOLE, Some(2), Sent::Event, AtInput::Ends) else {
+        panic!("no page")
+    };
     assert_eq!(frames.len(), 1);
 }
 
@@ -106,7 +108,7 @@ fn read_all(task: &Task, mut after: Option<u64>) -> Vec<u64> {
     let binding = Binding::JsonRpc { id: Value::from(1) };
     let mut seen = Vec::new();
     let mut sent = Sent::Nothing;
-    while let Page::Frames(frames, kind) = page(task, after, sent, AtInput::EndsAfterItsEvent) {
+    while let Page::Frames(frames, kind) = page(task, TaskView::WHOLE, after, sent, AtInput::EndsAfterItsEvent) {
         sent = kind;
         for (index, answer) in frames {
             let text = String::from_utf8(frame(&binding, encoded(index, &answer).unwrap()).to_vec()).unwrap();
@@ -175,6 +177,7 @@ impl Running {
                 capacity: 4,
                 agents: vec![spec],
                 labels: None,
+                level: 0,
             },
         );
         let context: ContextId = "c".parse().unwrap();

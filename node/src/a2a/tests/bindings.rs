@@ -8,17 +8,19 @@ use towline_a2a::convert;
 
 use super::*;
 
+mod authorization;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Spoken {
+pub(super) enum Spoken {
     JsonRpc,
     HttpJson,
     Grpc,
 }
 
-const ALL: [Spoken; 3] = [Spoken::JsonRpc, Spoken::HttpJson, Spoken::Grpc];
+pub(super) const ALL: [Spoken; 3] = [Spoken::JsonRpc, Spoken::HttpJson, Spoken::Grpc];
 
 /// The reason of an error, and the field that it names.
-type Refusal = (String, Option<String>);
+pub(super) type Refusal = (String, Option<String>);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_bindings_answer_the_same_to_the_same() {
@@ -157,21 +159,195 @@ async fn a_task_and_its_stream_are_the_same_through_all_bindings() {
     node.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn webhooks_are_set_up_read_and_removed_the_same_through_all_bindings() {
+    let policy = EgressPolicy::new(vec!["127.0.0.1".parse().unwrap()]);
+    let node = Node::start_telling(Some(Arc::new(policy))).await;
+    for spoken in ALL {
+        let client = Client::new(&node, spoken).await;
+        let message = json!({ "messageId": format!("m-{spoken:?}"), "role": "ROLE_USER", "parts": [{ "text": "x" }] });
+        let url = "http://127.0.0.1:9/hook";
+        let auth = json!({ "scheme": "Bearer", "credentials": "secret" });
+        let configuration =
+            json!({ "returnImmediately": true, "taskPushNotificationConfig": { "id": "sent", "url": url } });
+        let sent = client.ask("SendMessage", json!({ "message": message, "configuration": configuration })).await;
+        let task = sent.unwrap()["task"]["id"].as_str().unwrap().to_owned();
+
+        let config = json!({ "taskId": task, "id": "a", "url": url, "token": "t", "authentication": auth });
+        let shown =
+            json!({ "taskId": task, "id": "a", "url": url, "token": "t", "authentication": { "scheme": "Bearer" } });
+        for _ in 0..2 {
+            let created = client.ask("CreateTaskPushNotificationConfig", config.clone()).await.unwrap();
+            assert_eq!(created, shown, "{spoken:?}");
+        }
+        let name = json!({ "taskId": task, "id": "a" });
+        assert_eq!(client.ask("GetTaskPushNotificationConfig", name.clone()).await, Ok(shown), "{spoken:?}");
+        let list = json!({ "taskId": task });
+        let listed = client.ask("ListTaskPushNotificationConfigs", list.clone()).await.unwrap();
+        let ids: Vec<&str> =
+            listed["configs"].as_array().unwrap().iter().map(|config| config["id"].as_str().unwrap()).collect();
+        assert_eq!(ids, ["a", "sent"], "{spoken:?}");
+        for _ in 0..2 {
+            client.ask("DeleteTaskPushNotificationConfig", name.clone()).await.unwrap();
+        }
+        let gone = client.ask("GetTaskPushNotificationConfig", name).await;
+        assert_eq!(gone, Err(("TASK_NOT_FOUND".to_owned(), None)), "{spoken:?}");
+
+        let unknown = json!({ "taskId": "0198c0de-0000-7000-8000-000000000000", "id": "a", "url": url });
+        for (method, params, reason, field) in [
+            ("CreateTaskPushNotificationConfig", unknown.clone(), "TASK_NOT_FOUND", None),
+            ("ListTaskPushNotificationConfigs", json!({ "taskId": unknown["taskId"] }), "TASK_NOT_FOUND", None),
+            (
+                "DeleteTaskPushNotificationConfig",
+                json!({ "taskId": unknown["taskId"], "id": "a" }),
+                "TASK_NOT_FOUND",
+                None,
+            ),
+            (
+                "CreateTaskPushNotificationConfig",
+                json!({ "taskId": task, "url": "https://127.0.0.2/" }),
+                "INVALID_PARAMS",
+                Some("url"),
+            ),
+        ] {
+            let refused = client.ask(method, params.clone()).await.map(|value| value.to_string());
+            let expected = (reason.to_owned(), field.map(str::to_owned));
+            assert_eq!(refused, Err(expected), "{spoken:?} {method} {params}");
+        }
+    }
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_operation_of_every_binding_asks_for_the_version() {
+    let node = Node::start().await;
+    let task = "0198c0de-0000-7000-8000-000000000000";
+    let message = json!({ "message": { "messageId": "m", "role": "ROLE_USER", "parts": [{ "text": "x" }] } });
+    let operations = [
+        ("SendMessage", message.clone()),
+        ("SendStreamingMessage", message),
+        ("GetTask", json!({ "id": task })),
+        ("ListTasks", json!({})),
+        ("CancelTask", json!({ "id": task })),
+        ("SubscribeToTask", json!({ "id": task })),
+        ("CreateTaskPushNotificationConfig", json!({ "taskId": task, "url": "https://a.example" })),
+        ("GetTaskPushNotificationConfig", json!({ "taskId": task, "id": "a" })),
+        ("ListTaskPushNotificationConfigs", json!({ "taskId": task })),
+        ("DeleteTaskPushNotificationConfig", json!({ "taskId": task, "id": "a" })),
+        ("GetExtendedAgentCard", json!({})),
+    ];
+    for spoken in ALL {
+        for (method, params) in &operations {
+            for version in [None, Some("0.3"), Some("1.1"), Some("9.9"), Some("x")] {
+                let client = Client { version, ..Client::new(&node, spoken).await };
+                let refused = match *method {
+                    "SendStreamingMessage" if spoken == Spoken::Grpc => {
+                        client.stream(method, params.clone()).await.map(|_| Value::Null)
+                    }
+                    _ => client.ask(method, params.clone()).await,
+                };
+                assert_eq!(refused.unwrap_err().0, "VERSION_NOT_SUPPORTED", "{spoken:?} {method} {version:?}");
+            }
+        }
+        for version in ["1.0", "1.0.1"] {
+            let client = Client { version: Some(version), ..Client::new(&node, spoken).await };
+            client.ask("ListTasks", json!({})).await.unwrap();
+        }
+    }
+    let listed = node.http.get(format!("{}/rest/tasks?A2A-Version=1.0", node.url)).send().await.unwrap();
+    assert_eq!(listed.status(), 200, "the query stands in for the header");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_bindings_refuse_alike_what_holds_too_much_or_is_nonsense() {
+    let node = Node::start().await;
+    let send = |part: Value| {
+        let message = json!({ "messageId": "m", "role": "ROLE_USER", "parts": [part] });
+        json!({ "message": message, "configuration": { "returnImmediately": true }, "tenant": "reader" })
+    };
+    let deep = (0..40).fold(json!(1), |value, _| json!([value]));
+    let rows = [
+        (send(json!({ "data": vec![json!([]); 60_000] })), "INVALID_PARAMS", Some("params")),
+        (send(json!({ "data": deep })), "INVALID_PARAMS", Some("params")),
+        (send(json!({ "text": "x".repeat(call::MAX_BODY_BYTES) })), "BODY_TOO_LARGE", None),
+    ];
+    for (spoken, (params, reason, field)) in
+        ALL.into_iter().flat_map(|spoken| rows.iter().map(move |row| (spoken, row)))
+    {
+        let client = Client::new(&node, spoken).await;
+        let refused = client.ask("SendMessage", params.clone()).await.map(|value| value.to_string());
+        assert_eq!(refused, Err(((*reason).to_owned(), field.map(str::to_owned))), "{spoken:?} {reason}");
+    }
+    for (spoken, at) in [(Spoken::JsonRpc, "error"), (Spoken::HttpJson, "error")] {
+        let client = Client::new(&node, spoken).await;
+        let answer = client.request("SendMessage", &rows[0].0).send().await.unwrap().json::<Value>().await.unwrap();
+        assert!(answer[at]["message"].as_str().unwrap().contains("send the data as a file part"), "{answer}");
+        assert!(spoken == Spoken::HttpJson || answer["id"] == 7, "under the id of the request: {answer}");
+    }
+
+    let garbage = node.http.post(format!("{}/lf.a2a.v1.A2AService/GetTask", node.url));
+    let garbage = garbage.header("content-type", "application/grpc").header("a2a-version", "1.0");
+    let refused = garbage.body(vec![0, 0, 0, 0, 3, 0xff, 0xff, 0xff]).send().await.unwrap();
+    assert_eq!(refused.headers()["grpc-status"], "3", "{refused:?}");
+
+    let large = send(json!({ "text": "x".repeat(3_000_000) }));
+    for spoken in ALL {
+        let taken = Client::new(&node, spoken).await.ask("SendMessage", large.clone()).await;
+        assert!(taken.is_ok(), "{spoken:?}: {taken:?}");
+    }
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_names_the_field_and_its_format() {
+    let node = Node::start().await;
+    let raw = json!({ "messageId": "m", "role": "ROLE_USER", "parts": [{ "text": "x" }, { "raw": "no base64!" }] });
+    let rows = [
+        ("ListTasks", json!({ "statusTimestampAfter": "yesterday" }), "statusTimestampAfter", "2026-01-31T12:00:00Z"),
+        ("SendMessage", json!({ "message": raw }), "message.parts[1].raw", "is not base64"),
+    ];
+    for spoken in [Spoken::JsonRpc, Spoken::HttpJson] {
+        let client = Client::new(&node, spoken).await;
+        for (method, params, field, told) in &rows {
+            let answer = client.request(method, params).send().await.unwrap().json::<Value>().await.unwrap();
+            let refused = client.result(answer.clone()).unwrap_err();
+            assert_eq!(refused, ("INVALID_PARAMS".to_owned(), Some((*field).to_owned())), "{spoken:?}");
+            assert!(answer["error"]["message"].as_str().unwrap().contains(told), "{answer}");
+        }
+        let resumed = client.request("ListTasks", &json!({})).header("Last-Event-ID", "none").send().await.unwrap();
+        let refused = client.result(resumed.json().await.unwrap()).unwrap_err();
+        assert_eq!(refused, ("INVALID_PARAMS".to_owned(), Some("Last-Event-ID".to_owned())), "{spoken:?}");
+    }
+    let nobody =
+        node.http.get(format!("{}/agents/nope/rest/tasks", node.url)).header("A2A-Version", "1.0").send().await;
+    let answer = nobody.unwrap().json::<Value>().await.unwrap();
+    assert_eq!(answer["error"]["details"][0]["reason"], "UNKNOWN_AGENT", "{answer}");
+    node.stop().await;
+}
+
 /// A client of one binding, as simple as it gets.
-struct Client<'a> {
-    node: &'a Node,
-    spoken: Spoken,
-    version: Option<&'static str>,
-    grpc: A2aServiceClient<Channel>,
+#[derive(Clone)]
+pub(super) struct Client<'a> {
+    pub(super) node: &'a Node,
+    pub(super) spoken: Spoken,
+    pub(super) version: Option<&'static str>,
+    /// The header `A2A-Extensions`.
+    pub(super) extensions: Option<String>,
+    /// The header `Prefer`.
+    pub(super) prefer: Option<&'static str>,
+    pub(super) token: Option<&'static str>,
+    pub(super) grpc: A2aServiceClient<Channel>,
 }
 
 impl<'a> Client<'a> {
-    async fn new(node: &'a Node, spoken: Spoken) -> Self {
+    pub(super) async fn new(node: &'a Node, spoken: Spoken) -> Self {
         let channel = Channel::from_shared(node.url.clone()).unwrap().connect().await.unwrap();
-        Self { node, spoken, version: Some("1.0"), grpc: A2aServiceClient::new(channel) }
+        let grpc = A2aServiceClient::new(channel);
+        Self { node, spoken, version: Some("1.0"), extensions: None, prefer: None, token: None, grpc }
     }
 
-    async fn ask(&self, method: &str, params: Value) -> Result<Value, Refusal> {
+    pub(super) async fn ask(&self, method: &str, params: Value) -> Result<Value, Refusal> {
         match self.spoken {
             Spoken::JsonRpc | Spoken::HttpJson => {
                 let answer: Value = self.request(method, &params).send().await.unwrap().json().await.unwrap();
@@ -181,7 +357,32 @@ impl<'a> Client<'a> {
         }
     }
 
-    async fn stream(&self, method: &str, params: Value) -> Result<futures::stream::BoxStream<'static, Value>, Refusal> {
+    /// Why a stream is refused.
+    pub(super) async fn stream_refused(&self, method: &str, params: Value) -> String {
+        match self.spoken {
+            Spoken::Grpc => self.stream(method, params).await.err().expect("a refusal").0,
+            Spoken::JsonRpc | Spoken::HttpJson => self.ask(method, params).await.unwrap_err().0,
+        }
+    }
+
+    /// The headers of an answer, or the metadata.
+    pub(super) async fn head(&self, method: &str, params: Value) -> http::HeaderMap {
+        match self.spoken {
+            Spoken::JsonRpc | Spoken::HttpJson => self.request(method, &params).send().await.unwrap().headers().clone(),
+            Spoken::Grpc => {
+                let answer = self.grpc.clone().get_task(self.message::<a2a::GetTaskRequest>(params)).await;
+                answer
+                    .map_or_else(|status| status.metadata().clone(), |answer| answer.metadata().clone())
+                    .into_headers()
+            }
+        }
+    }
+
+    pub(super) async fn stream(
+        &self,
+        method: &str,
+        params: Value,
+    ) -> Result<futures::stream::BoxStream<'static, Value>, Refusal> {
         if self.spoken == Spoken::Grpc {
             let mut grpc = self.grpc.clone();
             let answer = match method {
@@ -214,10 +415,22 @@ impl<'a> Client<'a> {
             Spoken::HttpJson => self.over_http_json(method, params),
             Spoken::Grpc => unreachable!("gRPC has its own client"),
         };
-        match self.version {
-            Some(version) => request.header("A2A-Version", version),
-            None => request,
-        }
+        self.headers(params).into_iter().fold(request, |request, (name, value)| request.header(name, value))
+    }
+
+    /// What the head of a request says. gRPC drops what its protobuf does not know, so there it holds conditions too.
+    fn headers(&self, params: &Value) -> Vec<(&'static str, String)> {
+        let grpc = self.spoken == Spoken::Grpc;
+        let number = |name: &str| params.get(name).filter(|_| grpc).map(Value::to_string);
+        let all = [
+            ("authorization", self.token.map(|token| format!("Bearer {token}"))),
+            ("a2a-version", self.version.map(str::to_owned)),
+            ("a2a-extensions", self.extensions.clone()),
+            ("prefer", self.prefer.map(str::to_owned)),
+            ("towline-current-generation", number("currentGeneration")),
+            ("towline-if-generation-match", number("ifGenerationMatch")),
+        ];
+        all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
     }
 
     /// What the path holds is not in the query or the body.
@@ -319,9 +532,13 @@ impl<'a> Client<'a> {
     }
 
     fn message<T: ProtoJsonPayload>(&self, params: Value) -> tonic::Request<T::Proto> {
+        let headers = self.headers(&params);
         let mut request = tonic::Request::new(convert::result_to::<T>(params).unwrap());
-        if let Some(version) = self.version {
-            request.metadata_mut().insert("a2a-version", version.parse().unwrap());
+        for (name, value) in headers {
+            request.metadata_mut().insert(name, value.parse().unwrap());
+        }
+        if let Some(token) = self.token {
+            request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
         }
         request
     }

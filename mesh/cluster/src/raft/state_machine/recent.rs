@@ -84,7 +84,14 @@ impl Recent {
         if self.is_wanted.load(Ordering::Relaxed) { entries.to_vec() } else { Vec::new() }
     }
 
-    /// Looks whether somebody has to be fed.
+    /// Of a node that begins with a state.
+    pub(super) fn of(state: &State) -> Self {
+        let recent = Self::default();
+        recent.look(state);
+        recent
+    }
+
+    /// Looks whether somebody has to be fed: when the members may have changed.
     pub(super) fn look(&self, state: &State) {
         let is_wanted = state.nodes().any(|node: &Node| !node.keeps_log());
         if self.is_wanted.swap(is_wanted, Ordering::Relaxed) && !is_wanted {

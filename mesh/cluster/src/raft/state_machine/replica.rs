@@ -102,6 +102,7 @@ impl Replica {
                 }
                 let effects = changes(&applied.state, &state);
                 *applied = AppliedState { last: meta.last_log_id, membership: meta.last_membership, state };
+                shared.recent.look(&applied.state);
                 effects
             };
             shared.reached(meta.last_log_id.map_or(0, |last| last.index));

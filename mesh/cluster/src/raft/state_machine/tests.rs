@@ -116,6 +116,7 @@ async fn an_installed_snapshot_gives_the_same_state_and_the_effects_that_led_the
 
     assert_eq!(follower.view.read(State::clone), leader.view.read(State::clone));
     assert_eq!(effects.try_recv().unwrap(), Effect::PlacementChanged);
+    assert_eq!(effects.try_recv().unwrap(), Effect::SessionsEnded);
     assert_eq!(effects.try_recv().unwrap(), Effect::Changed { task: task_id(7) });
     assert!(matches!(effects.try_recv().unwrap(), Effect::Start { .. }));
     timeout(Duration::from_secs(5), watch.changed()).await.unwrap();
@@ -418,6 +419,7 @@ fn node_up() -> Proposal {
         capacity: 8,
         agents: vec![reader],
         labels: None,
+        level: 0,
     };
     Proposal { by: Principal::Node(NodeId(1)), command }
 }

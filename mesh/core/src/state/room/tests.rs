@@ -31,9 +31,21 @@ impl Log {
         };
         let agents = vec![spec("short", Some(2)), spec("long", None)];
         let boot = BootId::from_uuid(uuid::Uuid::from_u128(2));
-        let up =
-            Command::NodeUp { node: NODE, boot, addresses, version: "1".into(), capacity: 8, agents, labels: None };
+        let version = "1".into();
+        let level = Level::BOUNDS;
+        let labels = None;
+        let up = Command::NodeUp {
+            node: NODE,
+            boot,
+            addresses,
+            version,
+            capacity: 8,
+            agents,
+            labels,
+            level: level.number(),
+        };
         log.apply(Principal::Node(NODE), up).unwrap();
+        log.apply(Principal::Node(NODE), Command::Raise { level }).unwrap();
         log
     }
 

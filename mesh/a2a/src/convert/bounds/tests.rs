@@ -1,0 +1,67 @@
+//! What a request may hold, in JSON and in protobuf.
+
+use a2a_pb::protojson_conv::ProtoJsonPayload;
+use prost::Message as _;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn request(data: Value) -> Value {
+    json!({ "message": { "messageId": "m", "role": "ROLE_USER", "parts": [{ "data": data }] } })
+}
+
+fn json(data: &Value) -> Result<(), String> {
+    let call = json!({ "id": 1, "jsonrpc": "2.0", "method": "SendMessage", "params": request(data.clone()) });
+    check_json(call.to_string().as_bytes()).map_err(|field| field.to_string())
+}
+
+fn protobuf(data: &Value) -> Result<(), String> {
+    let wire: <a2a::SendMessageRequest as ProtoJsonPayload>::ProtoJson =
+        serde_json::from_value(request(data.clone())).unwrap();
+    check_protobuf(&wire.encode_to_vec()).map_err(|field| field.to_string())
+}
+
+fn nested(levels: usize) -> Value {
+    (0..levels).fold(json!(1), |value, level| if level % 2 == 0 { json!([value]) } else { json!({ "n": value }) })
+}
+
+#[test]
+fn a_request_with_too_many_values_is_refused_and_told_what_to_do() {
+    for (length, is_taken) in [(MAX_JSON_VALUES - 100, true), (MAX_JSON_VALUES, false), (900_000, false)] {
+        for item in [json!([]), json!({}), json!(1), json!("x")] {
+            let data = Value::Array(vec![item; length]);
+            for checked in [json(&data), protobuf(&data)] {
+                assert_eq!(checked.is_ok(), is_taken, "{length}");
+                let told = checked.err().unwrap_or_else(|| "50000 as a file part".to_owned());
+                assert!(told.contains("50000") && told.contains("file part"), "{told}");
+            }
+        }
+    }
+    let fields: serde_json::Map<String, Value> = (0..60_000).map(|n| (n.to_string(), json!(n))).collect();
+    assert!(json(&fields.clone().into()).is_err() && protobuf(&fields.into()).is_err());
+}
+
+#[test]
+fn a_request_that_nests_too_deep_is_refused_with_the_number_of_levels() {
+    for levels in [1, 12, MAX_JSON_DEPTH] {
+        assert_eq!((json(&nested(levels)), protobuf(&nested(levels))), (Ok(()), Ok(())), "{levels}");
+    }
+    for levels in [MAX_JSON_DEPTH + 2, 60, 100] {
+        let told = json(&nested(levels)).unwrap_err();
+        assert!(told.contains("nests deeper than 24 levels"), "{told}");
+    }
+    let told = protobuf(&nested(MAX_JSON_DEPTH + 2)).unwrap_err();
+    assert!(told.contains("nests deeper than 24 levels"), "{told}");
+}
+
+#[test]
+fn what_is_not_json_is_left_to_who_reads_it_and_what_is_no_protobuf_is_refused() {
+    for text in ["", "{", "[1,", "nonsense", "[\"\\ud800\"]"] {
+        assert!(check_json(text.as_bytes()).is_ok(), "{text}");
+    }
+    for message in [&[0xff; 12][..], &[0x0a, 0x05, 1], &[0x12, 0x02, 0x2a, 0x7f], &[0x0f]] {
+        let told = check_protobuf(message).unwrap_err().to_string();
+        assert!(told.contains("is not a protobuf message"), "{message:?}: {told}");
+    }
+    assert!(check_protobuf(&[]).is_ok());
+}
