@@ -24,7 +24,11 @@ mod streams;
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use clap::{Parser, ValueEnum};
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    time::Instant,
+};
 
 use lab::{Lab, Network};
 
@@ -55,7 +59,7 @@ async fn main() -> ExitCode {
     println!("three nodes vote; network: {}; disks: {disks}", lab.network_name());
     let told = tokio::select! {
         told = run(&lab, seed, Duration::from_secs(args.seconds)) => told,
-        _ = tokio::signal::ctrl_c() => vec!["interrupted".to_owned()],
+        () = told_to_end() => vec!["interrupted".to_owned()],
     };
     lab.stop();
     if told.is_empty() {
@@ -65,6 +69,15 @@ async fn main() -> ExitCode {
     told.iter().for_each(|line| eprintln!("FAILED {line}"));
     eprintln!("logs of the nodes: {}; the same order again: --seed {seed}", lab.keep().display());
     ExitCode::FAILURE
+}
+
+/// Waits for Ctrl-C or `SIGTERM`: nodes and namespaces are not left behind.
+async fn told_to_end() {
+    let mut terminate = signal(SignalKind::terminate()).unwrap();
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => (),
+        _ = terminate.recv() => (),
+    }
 }
 
 /// Everything that was wrong.

@@ -16,13 +16,13 @@ use towline_core::{Command, Principal, Proposal};
 
 use super::{
     BenchError,
-    etcd::{Etcd, EtcdClient, Gets, Puts},
+    etcd::{EtcdClient, Gets, Puts},
     keys::Keys,
     load::{Measured, Worker, drive},
     machine::{Machine, cpu_of, load},
     options::{ClusterArgs, Plan},
     report::{Report, Row},
-    subjects::{self, OURS, Server, Subject, Towline},
+    subjects::{self, OURS, Server, Subject},
 };
 
 /// Most connections of one subject: clients share them, as the callers of one node do.
@@ -155,58 +155,37 @@ async fn point(
 ) -> Result<Measured, BenchError> {
     let pids = subject.pids();
     let cpu = || cpu_of(&pids);
-    let measured = match &subject.server {
-        Server::Towline(towline) => of_towline(towline, operation, clients, plan, keys, cpu).await?,
-        Server::Etcd(etcd) => of_etcd(etcd, operation, clients, plan, keys, cpu).await?,
+    let keys = || keys.clone();
+    let measured = match (&subject.server, operation) {
+        (Server::Towline(towline), Operation::Put) => {
+            let callers = connected(clients, || towline.caller())?;
+            let workers = callers.map(|caller| Proposals { caller, keys: keys() });
+            drive(workers.collect(), plan.seconds, cpu).await
+        }
+        (Server::Towline(towline), Operation::Get) => {
+            let callers = connected(clients, || towline.caller())?;
+            drive(callers.map(|caller| Reads { caller, keys: keys() }).collect(), plan.seconds, cpu).await
+        }
+        (Server::Etcd(etcd), Operation::Put) => {
+            let clients = connected(clients, || EtcdClient::new(&etcd.leader_url))?;
+            drive(clients.map(|client| Puts { client, keys: keys() }).collect(), plan.seconds, cpu).await
+        }
+        (Server::Etcd(etcd), Operation::Get) => {
+            let clients = connected(clients, || EtcdClient::new(&etcd.leader_url))?;
+            drive(clients.map(|client| Gets { client, keys: keys() }).collect(), plan.seconds, cpu).await
+        }
     };
     measured.check(operation.name())?;
     Ok(measured)
 }
 
-async fn of_towline(
-    towline: &Towline,
-    operation: Operation,
+/// A connection for each client; most share one with others.
+fn connected<C: Clone>(
     clients: u32,
-    plan: Plan,
-    keys: &Keys,
-    cpu: impl Fn() -> std::time::Duration,
-) -> Result<Measured, BenchError> {
-    let connections: Vec<PeerCaller> =
-        (0..clients.min(CONNECTIONS)).map(|_| towline.caller()).collect::<Result<_, _>>()?;
-    let shared = connections.iter().cycle().take(clients as usize).cloned();
-    Ok(match operation {
-        Operation::Put => {
-            let workers = shared.map(|caller| Proposals { caller, keys: keys.clone() });
-            drive(workers.collect(), plan.seconds, cpu).await
-        }
-        Operation::Get => {
-            let workers = shared.map(|caller| Reads { caller, keys: keys.clone() });
-            drive(workers.collect(), plan.seconds, cpu).await
-        }
-    })
-}
-
-async fn of_etcd(
-    etcd: &Etcd,
-    operation: Operation,
-    clients: u32,
-    plan: Plan,
-    keys: &Keys,
-    cpu: impl Fn() -> std::time::Duration,
-) -> Result<Measured, BenchError> {
-    let connections: Vec<EtcdClient> =
-        (0..clients.min(CONNECTIONS)).map(|_| EtcdClient::new(&etcd.leader_url)).collect::<Result<_, _>>()?;
-    let shared = connections.iter().cycle().take(clients as usize).cloned();
-    Ok(match operation {
-        Operation::Put => {
-            let workers = shared.map(|client| Puts { client, keys: keys.clone() });
-            drive(workers.collect(), plan.seconds, cpu).await
-        }
-        Operation::Get => {
-            let workers = shared.map(|client| Gets { client, keys: keys.clone() });
-            drive(workers.collect(), plan.seconds, cpu).await
-        }
-    })
+    connect: impl Fn() -> Result<C, BenchError>,
+) -> Result<impl Iterator<Item = C>, BenchError> {
+    let connections: Vec<C> = (0..clients.min(CONNECTIONS)).map(|_| connect()).collect::<Result<_, _>>()?;
+    Ok((0..clients as usize).map(move |at| connections[at % connections.len()].clone()))
 }
 
 /// Keys that one writer fills: some hundred writers go side by side.

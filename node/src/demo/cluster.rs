@@ -232,7 +232,7 @@ impl RunningCluster {
 
     /// The first node whose process ended by itself.
     pub(crate) fn first_ended(&mut self) -> Option<DemoError> {
-        self.nodes.iter_mut().filter(|node| node.alive).find_map(|node| ended(&node.plan, &mut node.child))
+        self.newly_ended().0.into_iter().next()
     }
 
     /// The nodes whose processes have ended by themselves since this was asked last, and whether any is left.
