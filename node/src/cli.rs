@@ -436,7 +436,7 @@ pub struct DrainArgs {
     /// Id of the node, as `towline cluster status` shows it
     #[arg(value_name = "NODE", value_parser = node_id)]
     pub node: u64,
-    /// How long a step is waited for that another node would run again; one that must not run twice is always waited for
+    /// How long a step is waited for that another node would run again; one that must not run twice is never cut short, and holds the task there
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = crate::config::duration)]
     pub timeout: std::time::Duration,
     /// Shows how many tasks are left until none is (exit code 0), or the timeout is over (exit code 5)

@@ -17,6 +17,10 @@ use crate::a2a::listener::{GoodUntil, Handshake};
 /// Timers do not reach further; certificates of earlier versions have no end.
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
+/// How long a stopping node waits for answers to other nodes. What is a task's has been told by then; the streams of the log and
+/// of content have no end of their own.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// Accepts nodes of the cluster, and nodes without a certificate that want to enrol: which service takes which is the
 /// services' decision, by the [`PeerIdentity`] of the request.
 #[derive(Clone)]
@@ -33,6 +37,7 @@ impl Handshake for PeerTls {
     type Io = Coalesced<TlsStream<TcpStream>>;
 
     const HTTP2: bool = true;
+    const DRAIN: Duration = DRAIN_TIMEOUT;
 
     async fn handshake(&self, tcp: TcpStream) -> io::Result<(Self::Io, Extensions)> {
         let tls = self.0.accept(tcp).await?;

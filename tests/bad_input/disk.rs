@@ -163,7 +163,21 @@ async fn a_follower_with_a_full_disk_does_not_stop_the_others() {
     cluster.nodes.push(third);
     cluster.all_ready().await;
 
+    let full = cluster.nodes[2].id;
+    let quorum =
+        async |node: usize| Some(cluster.nodes[node].operator("cluster").await?["quorum"].as_str()?.to_owned());
     disk.fill();
+    for node in 0..2 {
+        eventually("every node to count without it", async || {
+            quorum(node).await.filter(|said| said.contains("can lose 0 more"))
+        })
+        .await;
+    }
+    let shown = run_cli(["cluster", "status", "--server", &cluster.nodes[0].url]).await;
+    assert!(shown.stdout.contains("of no use to a quorum: the disk is full"), "{shown:?}");
+    let to = full.to_string();
+    let refused = run_cli(["cluster", "transfer-leader", "--to", &to, "--server", &cluster.nodes[0].url]).await;
+    assert!(refused.code != 0 && refused.stderr.contains("the disk is full"), "{refused:?}");
     for round in 0..5 {
         let message = text_message(&format!("m-{round}"), &"x".repeat(100_000));
         let task = cluster.nodes[round % 2].agent("speaker").send(message).await.unwrap();
@@ -177,4 +191,36 @@ async fn a_follower_with_a_full_disk_does_not_stop_the_others() {
     .await;
     assert_eq!(list["tasks"].as_array().unwrap().len(), 5);
     cluster.nodes[2].kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_whose_disk_is_full_hands_over_each_time() {
+    let model = FakeModel::start(|_| Answer::say("spoken")).await;
+    let mesh = model.config() + "agents:\n  - { name: speaker, description: S., instruction: S., replicas: all }\n";
+    let mut cluster = Cluster::start(Plan { nodes: 2, permits: 8, mesh: mesh.clone() }).await;
+    let mut third = TestNode::new(cluster.folder(), "third", 8, &mesh);
+    let disk = SmallDisk::mount(&third.data());
+    let token = cluster.join_token().await;
+    third.start(Some((&cluster.nodes[0].peer, &token)));
+    cluster.nodes.push(third);
+    cluster.all_ready().await;
+
+    let third = cluster.nodes[2].id;
+    for round in 0..2 {
+        eventually("it to lead", async || {
+            run_cli(["cluster", "transfer-leader", "--to", &third.to_string(), "--server", &cluster.nodes[0].url])
+                .await;
+            (cluster.leader().await == third).then_some(())
+        })
+        .await;
+        disk.fill();
+        let task = eventually("work to be taken again", async || {
+            let message = text_message(&format!("m-{round}"), "speak");
+            cluster.nodes[round].agent("speaker").send(message).await.ok()
+        })
+        .await;
+        assert_eq!(state_of(&task), "TASK_STATE_COMPLETED");
+        assert_ne!(cluster.leader().await, third);
+        disk.empty();
+    }
 }

@@ -219,3 +219,23 @@ async fn callers(calls: &Path) -> (Cluster, FakeModel) {
         + "  - { name: chief, description: Orders., instruction: Order., delegates: [speaker], replicas: all }\n";
     (Cluster::start(Plan::three(mesh)).await, model)
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drained_node_whose_vote_is_needed_is_not_said_to_be_stoppable() {
+    let (mut cluster, _model) = callers(&tempfile::tempdir().unwrap().path().join("calls")).await;
+    let leader = cluster.leader().await;
+    let lost = cluster.another_than(&[leader]).id;
+    let drained = cluster.another_than(&[leader, lost]).id;
+    cluster.kill(lost).await;
+    eventually("it to be lost", async || {
+        let status = cluster.node(leader).operator("cluster").await?;
+        status["quorum"].as_str()?.contains("can lose 0 more").then_some(())
+    })
+    .await;
+    let told = operate(&cluster.node(leader).url, &["drain", &drained.to_string(), "--wait", "--timeout", "1s"]).await;
+    assert_eq!(told.code, 5, "{told:?}");
+    assert!(told.stderr.contains("do not stop it before another voter is up again"), "{told:?}");
+    cluster.restart(lost).await;
+    let told = operate(&cluster.node(leader).url, &["drain", &drained.to_string(), "--wait"]).await;
+    assert!(told.code == 0 && told.stdout.contains("can be stopped"), "{told:?}");
+}

@@ -41,7 +41,7 @@ const fn case(job: &'static str, point: &'static str, time: u32) -> Case {
 
 /// Every point, and some more than once: the first run of records is another than the tenth. A folder is founded with eight
 /// files, the last of which makes it a node's.
-const CASES: [Case; 33] = [
+const CASES: [Case; 35] = [
     case("found", "folder-file-drafted", 1),
     case("found", "folder-file-drafted", 3),
     case("found", "folder-file-drafted", 6),
@@ -59,12 +59,14 @@ const CASES: [Case; 33] = [
     case("serve", "vote-saved", 1),
     case("serve", "wal-segment-opened", 1),
     case("serve", "wal-segment-made", 1),
+    case("serve", "wal-segment-noted", 1),
     case("serve", "wal-run-written", 1),
     case("serve", "wal-run-written", 10),
     case("serve", "wal-run-synced", 1),
     case("serve", "wal-run-synced", 10),
     case("serve", "wal-segment-opened", 2),
     case("serve", "wal-segment-made", 2),
+    case("serve", "wal-segment-noted", 2),
     case("serve", "archive-written", 1),
     case("serve", "archive-synced", 1),
     case("serve", "snapshot-drafted", 1),

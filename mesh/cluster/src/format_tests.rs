@@ -270,7 +270,7 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
     let hand_over = v1::HandOverRequest { to: Some(2) };
     let blob = || Some(v1::BlobName { hash: vec![8; 32].into(), length: 9 });
     let missing = v1::MissingBlobsResponse { applied: 7, missing: vec![vec![8; 32].into()], more: true };
-    let alive = v1::KeepAliveRequest { boot: vec![5; 16].into(), route: None };
+    let alive = v1::KeepAliveRequest { boot: vec![5; 16].into(), route: None, trouble: String::new() };
     let standing = Some(v1::tail_piece::Standing { applied: 7, term: 3, leader: 1 });
     let piece = Some(v1::tail_piece::SnapshotPiece { size: 9, data: vec![6; 9].into() });
     let fed = wire::entry_to_proto(&RaftEntry { log_id: raft_log_id(7), payload: EntryPayload::Blank });

@@ -31,6 +31,7 @@ use crate::{
     search::Finder,
     sessions::{LeaderSessions, OwnSession},
     status,
+    troubles::Troubles,
     wire::{self, WireError},
 };
 
@@ -78,6 +79,7 @@ pub(crate) struct Inner {
     pub(crate) blobs: Blobs,
     pub(crate) leader_sessions: LeaderSessions,
     pub(crate) own_session: Arc<OwnSession>,
+    pub(crate) troubles: Troubles,
     pub(crate) http: reqwest::Client,
     in_flight: Semaphore,
     finder: Finder,
@@ -114,6 +116,7 @@ impl ClusterHandle {
             blobs,
             leader_sessions: LeaderSessions::default(),
             own_session: Arc::default(),
+            troubles: Troubles::default(),
             http,
             in_flight: Semaphore::new(MAX_IN_FLIGHT),
             finder: Finder::default(),
@@ -411,6 +414,10 @@ impl ClusterHandle {
         &self.0.blobs
     }
 
+    pub(crate) fn troubles(&self) -> &Troubles {
+        &self.0.troubles
+    }
+
     pub(crate) fn leader_sessions(&self) -> &LeaderSessions {
         &self.0.leader_sessions
     }
@@ -530,7 +537,7 @@ impl ClusterHandle {
                 }
             }
             if Instant::now() + SEARCH_PAUSE >= deadline {
-                return Err(search.give_up(sent));
+                return Err(search.give_up(self, sent));
             }
             tokio::time::sleep(SEARCH_PAUSE).await;
         }
@@ -616,7 +623,7 @@ impl ClusterHandle {
                 }
             }
             if Instant::now() + SEARCH_PAUSE >= deadline {
-                return Err(Unavailable { reason: search.reason });
+                return Err(Unavailable { reason: search.why(self) });
             }
             tokio::time::sleep(SEARCH_PAUSE).await;
         }
@@ -767,12 +774,25 @@ impl Search {
         }
     }
 
-    fn give_up(self, sent: bool) -> ProposeError {
+    fn give_up(self, cluster: &ClusterHandle, sent: bool) -> ProposeError {
+        let reason = self.why(cluster);
         if sent {
-            ProposeError::Unknown { waited: DEADLINE, reason: self.reason }
+            ProposeError::Unknown { waited: DEADLINE, reason }
         } else {
-            ProposeError::Unavailable { reason: self.reason, retry_after: RETRY_AFTER }
+            ProposeError::Unavailable { reason, retry_after: RETRY_AFTER }
         }
+    }
+
+    /// Why there is no answer. Where no leader answers this node either, that is the reason, and not what the last node that was
+    /// asked said.
+    fn why(self, cluster: &ClusterHandle) -> String {
+        if cluster.may_act() {
+            return self.reason;
+        }
+        format!(
+            "no leader with a majority of voters answers, `towline cluster status` says what is missing; {}",
+            self.reason
+        )
     }
 }
 

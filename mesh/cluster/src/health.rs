@@ -99,15 +99,8 @@ impl ClusterHandle {
         if leadership.leader().is_none() {
             return Err("no leader is known".to_owned());
         }
-        if let Some(log) = leadership.log() {
-            match log.health() {
-                LogHealth::Ok => {}
-                LogHealth::Full => {
-                    let why = log.has_room().map_or_else(|full| full.to_string(), |()| "a write waits".into());
-                    return Err(format!("the disk is full: {why}"));
-                }
-                LogHealth::Failed { detail } => return Err(format!("the disk cannot be written: {detail}")),
-            }
+        if let Some(trouble) = self.disk_trouble() {
+            return Err(trouble);
         }
         if let Some(behind) = leadership.applying().stall() {
             return Err(format!("{behind} entries are committed and not applied on this node: what it shows is stale"));
@@ -116,6 +109,19 @@ impl ClusterHandle {
             return Err("no leader has answered this node for a while: what it shows may be stale".to_owned());
         }
         Ok(())
+    }
+
+    /// Why this node cannot write its log, if so. Never waits.
+    pub(crate) fn disk_trouble(&self) -> Option<String> {
+        let log = self.leadership().log()?;
+        match log.health() {
+            LogHealth::Ok => None,
+            LogHealth::Full => {
+                let why = log.has_room().map_or_else(|full| full.to_string(), |()| "a write waits".into());
+                Some(format!("the disk is full: {why}"))
+            }
+            LogHealth::Failed { detail } => Some(format!("the disk cannot be written: {detail}")),
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! `NAME:3` at the third time. Without the feature there is nothing here.
 
 /// All places.
-pub const ALL: [&str; 19] = [
+pub const ALL: [&str; 20] = [
     "archive-synced",
     "archive-written",
     "blob-drafted",
@@ -22,6 +22,7 @@ pub const ALL: [&str; 19] = [
     "wal-run-written",
     "wal-sealed",
     "wal-segment-made",
+    "wal-segment-noted",
     "wal-segment-opened",
     "wal-segment-removed",
 ];

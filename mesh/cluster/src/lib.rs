@@ -49,6 +49,7 @@ mod sessions;
 mod status;
 mod tail;
 mod transfer;
+mod troubles;
 mod unheard;
 mod wal;
 #[doc(hidden)]

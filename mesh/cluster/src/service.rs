@@ -67,12 +67,12 @@ impl PeerService {
     async fn keep_alive_of(
         &self,
         asker: NodeId,
-        boot: bytes::Bytes,
+        asked: v1::KeepAliveRequest,
         leader: NodeId,
     ) -> Result<v1::KeepAliveResponse, Status> {
         let route = Some(v1::Route { send_on: false, caller: asker.0 });
         let mut client = self.cluster.peers().peer(leader, Lane::Session);
-        let call = client.keep_alive(v1::KeepAliveRequest { boot, route });
+        let call = client.keep_alive(v1::KeepAliveRequest { route, ..asked });
         match tokio::time::timeout(SENT_ON_TIMEOUT, call).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
             Ok(Err(status)) if status.code() == Code::PermissionDenied => Err(status),
@@ -155,7 +155,7 @@ impl v1::peer_server::Peer for PeerService {
         let request = request.into_inner();
         let asker = self.asker(caller, request.route.as_ref())?;
         if let Some(leader) = self.send_on_to(request.route.as_ref()) {
-            return self.keep_alive_of(asker, request.boot, leader).await.map(Response::new);
+            return self.keep_alive_of(asker, request, leader).await.map(Response::new);
         }
         if let Some(fence) = self.cluster.peers().fences().of(asker) {
             let result = Some(Result::Fenced(Fenced { reason: fence.to_string() }));
@@ -164,7 +164,11 @@ impl v1::peer_server::Peer for PeerService {
         let leadership = self.cluster.leadership();
         let answer = self.cluster.leader_sessions().keep_alive(leadership, asker, boot);
         let result = match answer {
-            KeepAlive::Alive => Result::Alive(Alive { applied: *leadership.view().applied().borrow() }),
+            KeepAlive::Alive => {
+                let troubles = self.cluster.troubles();
+                troubles.said(asker, &request.trouble);
+                Result::Alive(Alive { applied: *leadership.view().applied().borrow(), troubles: troubles.all() })
+            }
             KeepAlive::Gone => Result::Gone(Gone {}),
             KeepAlive::Unsure => Result::Unsure(Unsure {}),
             KeepAlive::NotLeader(leader) => Result::NotLeader(not_leader(leader)),

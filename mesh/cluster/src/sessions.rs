@@ -78,7 +78,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(250);
 const OWN_PROPOSAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Terminal tasks are swept this often at most.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
-/// A leader whose disk is full hands over this often at most: the next one's may be full as well.
+/// A leader whose disk is full hands over this often at most while it is the same leadership: nobody may take over.
 const RELIEVE_EVERY: Duration = Duration::from_secs(30);
 /// A new leader asks for its first read index again after this.
 const READY_TIMEOUT: Duration = Duration::from_millis(500);
@@ -336,9 +336,9 @@ pub(crate) async fn lead(cluster: ClusterHandle) {
             let Some(leader) = leader else { continue };
             catch_up(&cluster, leader).await;
         }
-        if leader.is_some() {
+        if let Some(leader) = leader {
             end_sessions(&cluster, stalled).await;
-            housekeeping(&cluster, &mut done).await;
+            housekeeping(&cluster, leader, &mut done).await;
         }
     }
 }
@@ -375,6 +375,7 @@ async fn end_session(cluster: &ClusterHandle, node: NodeId, boot: BootId) {
     let written = cluster.leadership().write_own(Command::NodeLost { node, boot }, OWN_PROPOSAL_TIMEOUT).await;
     if matches!(written, Written::Applied { .. }) {
         cluster.leader_sessions().ended(node, boot);
+        cluster.troubles().said(node, "");
     } else {
         tracing::debug!(%node, ?written, "end of session is proposed again");
     }
@@ -393,10 +394,10 @@ async fn is_refused(cluster: &ClusterHandle, node: NodeId) -> bool {
 /// When this node last did what is not done at each tick.
 struct Done {
     swept: Instant,
-    relieved: Option<Instant>,
+    relieved: Option<(RaftLeaderId, Instant)>,
 }
 
-async fn housekeeping(cluster: &ClusterHandle, done: &mut Done) {
+async fn housekeeping(cluster: &ClusterHandle, leader: RaftLeaderId, done: &mut Done) {
     let leadership = cluster.leadership();
     let (founded, assignable) = leadership.view().read(|state| (state.cluster().is_some(), state.has_assignable()));
     if !founded && cluster.node_id() == FOUNDER {
@@ -410,9 +411,9 @@ async fn housekeeping(cluster: &ClusterHandle, done: &mut Done) {
         own(leadership, Command::Raise { level }).await;
     }
     if leadership.log().is_some_and(|log| log.has_room().is_err())
-        && done.relieved.is_none_or(|at| at.elapsed() >= RELIEVE_EVERY)
+        && done.relieved.is_none_or(|(led, at)| led != leader || at.elapsed() >= RELIEVE_EVERY)
     {
-        done.relieved = Some(Instant::now());
+        done.relieved = Some((leader, Instant::now()));
         tracing::warn!(node = %cluster.node_id(), "disk is full: leadership is handed over");
         cluster.hand_over().await;
     }
@@ -666,11 +667,13 @@ async fn beat(cluster: &ClusterHandle, hint: Option<NodeId>, detours: &mut Detou
         None => leader.or_else(|| any_other(cluster, unanswered)).map(Way::straight),
     };
     let Some(Way { node: leader, send_on }) = way else { return unknown };
+    let trouble = cluster.disk_trouble().unwrap_or_default();
     if leader == cluster.node_id() {
+        cluster.troubles().said(leader, &trouble);
         return Beat::Answered(cluster.leader_sessions().keep_alive(cluster.leadership(), leader, cluster.boot()));
     }
     let route = send_on.then_some(v1::Route { send_on, caller: 0 });
-    let request = v1::KeepAliveRequest { boot: cluster.boot().as_uuid().as_bytes().to_vec().into(), route };
+    let request = v1::KeepAliveRequest { boot: cluster.boot().as_uuid().as_bytes().to_vec().into(), route, trouble };
     let mut client = cluster.peers().peer(leader, Lane::Session);
     let answer = tokio::time::timeout(KEEP_ALIVE_TIMEOUT, client.keep_alive(request)).await;
     let answer = match answer {
@@ -689,6 +692,7 @@ async fn beat(cluster: &ClusterHandle, hint: Option<NodeId>, detours: &mut Detou
     };
     Beat::Answered(match answer.into_inner().result {
         Some(v1::keep_alive_response::Result::Alive(alive)) => {
+            cluster.troubles().told(alive.troubles);
             if let Some(routes) = routes {
                 routes.told(alive.applied);
                 if !send_on {

@@ -104,6 +104,12 @@ pub struct MemberStatus {
     /// Whether it is removed as soon as its session has ended.
     #[serde(default)]
     pub leaving: bool,
+    /// Why it cannot write its log, if so: it counts for no quorum then.
+    #[serde(default)]
+    pub trouble: Option<String>,
+    /// Whether there is no quorum without it.
+    #[serde(default)]
+    pub needed: bool,
     /// What it waits for until it is what operators want it to be.
     #[serde(default)]
     pub waits: Option<String>,
@@ -140,9 +146,12 @@ pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
     let raft = RaftView::of(cluster);
     let metrics = raft.metrics();
     let quorums = Quorums::of(metrics.membership_config.membership(), &cluster.leadership().view().membership());
-    let members: Vec<MemberStatus> = cluster.local(|state| {
+    let mut members: Vec<MemberStatus> = cluster.local(|state| {
         state.nodes().map(|node| member(node, state.load_of(node.id), cluster, &raft, &quorums)).collect()
     });
+    let needed = members.iter().filter(|member| member.voting && !quorums.stand_without(member.id, &members));
+    let needed: BTreeSet<NodeId> = needed.map(|member| member.id).collect();
+    members.iter_mut().for_each(|member| member.needed = needed.contains(&member.id));
     // A worker hears of what is committed from the leader.
     let told = cluster.leadership().routes().map_or(0, |routes| routes.leader_applied());
     let in_touch = cluster.own_session().may_act();
@@ -153,7 +162,7 @@ pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
         leader: metrics.current_leader.map(NodeId),
         term: metrics.current_term,
         quorum: if in_touch { quorums.words(&members) } else { quorums.words_out_of_touch() },
-        notes: notes(cluster, &members, &quorums),
+        notes: notes(cluster, &members),
         members,
         committed: metrics.cluster_committed.map_or(0, |log_id| log_id.index).max(told),
         applied: metrics.last_applied.map_or(0, |log_id| log_id.index),
@@ -185,6 +194,8 @@ fn member(node: &Node, load: usize, cluster: &ClusterHandle, raft: &RaftView, qu
         lag: raft.lag(node.id.0),
         draining: node.draining.is_some(),
         leaving: node.leaving,
+        trouble: cluster.troubles().of(node.id),
+        needed: false,
         waits: reconcile::waits_for(cluster, raft, node, load),
         certificate_ends_ms: node.certificate.as_ref().and_then(|certificate| certificate.ends).map(|ends| ends.0),
         signs: node.certificate.as_ref().is_some_and(|certificate| certificate.signs),
@@ -267,11 +278,11 @@ impl fmt::Display for Majority {
 }
 
 fn is_up(member: &MemberStatus) -> bool {
-    !member.fenced && member.health == NodeHealth::Up
+    !member.fenced && member.trouble.is_none() && member.health == NodeHealth::Up
 }
 
-fn notes(cluster: &ClusterHandle, members: &[MemberStatus], quorums: &Quorums) -> Vec<String> {
-    let mut notes: Vec<String> = members.iter().filter_map(|member| note_of(member, members, quorums)).collect();
+fn notes(cluster: &ClusterHandle, members: &[MemberStatus]) -> Vec<String> {
+    let mut notes: Vec<String> = members.iter().filter_map(note_of).collect();
     if members.len() > 1 {
         notes.extend(cluster.local(lonely_agents));
         notes.extend(cluster.local(workers));
@@ -280,16 +291,18 @@ fn notes(cluster: &ClusterHandle, members: &[MemberStatus], quorums: &Quorums) -
 }
 
 /// What is to be known of a node that is no plain voter.
-fn note_of(member: &MemberStatus, members: &[MemberStatus], quorums: &Quorums) -> Option<String> {
+fn note_of(member: &MemberStatus) -> Option<String> {
     let who = format!("node {} ({})", member.id, member.name);
-    let vote_is_needed = member.voting && !quorums.stand_without(member.id, members);
+    if let Some(trouble) = &member.trouble {
+        return Some(format!("{who} is up and of no use to a quorum: {trouble}"));
+    }
     if member.leaving {
         return Some(format!("{who} leaves: its tasks go to others, and it keeps its vote until it is out"));
     }
     if member.draining && member.load > 0 {
         return Some(format!("{who} is drained: it takes no tasks, and has {} left", member.load));
     }
-    if member.draining && vote_is_needed {
+    if member.draining && member.needed {
         return Some(format!(
             "{who} is drained and has no tasks, and without its vote there is no quorum: do not stop it"
         ));
@@ -360,8 +373,8 @@ mod tests {
         Quorums::of(&membership(appended), &membership(applied))
     }
 
-    fn words(quorums: &Quorums, up: &[u64]) -> String {
-        let member = |id: &u64| MemberStatus {
+    fn member(id: &u64) -> MemberStatus {
+        MemberStatus {
             id: NodeId(*id),
             name: String::new(),
             role: NodeRole::Voter,
@@ -376,11 +389,27 @@ mod tests {
             lag: None,
             draining: false,
             leaving: false,
+            trouble: None,
+            needed: false,
             waits: None,
             certificate_ends_ms: None,
             signs: false,
-        };
+        }
+    }
+
+    fn words(quorums: &Quorums, up: &[u64]) -> String {
         quorums.words(&up.iter().map(member).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_voter_that_cannot_write_is_no_part_of_a_quorum() {
+        let three = quorums(&[&[1, 2, 3]], &[&[1, 2, 3]]);
+        let mut members = [member(&1), member(&2), member(&3)];
+        assert!(three.stand_without(NodeId(1), &members));
+        members[2].trouble = Some("the disk is full".to_owned());
+        assert_eq!(three.words(&members), "3 voters, quorum 2, can lose 0 more");
+        assert!(!three.stand_without(NodeId(1), &members));
+        assert!(three.stand_without(NodeId(3), &members));
     }
 
     #[test]

@@ -187,6 +187,9 @@ impl ClusterHandle {
         if let Some(fence) = self.peers().fences().of(node) {
             return Err(fence.to_string());
         }
+        if let Some(trouble) = self.troubles().of(node) {
+            return Err(format!("node {node} can accept no work: {trouble}"));
+        }
         if !view.is_heard(node.0) {
             return Err(format!("node {node} has not answered for {HEARD_WITHIN:?}: see that it runs, then try again"));
         }

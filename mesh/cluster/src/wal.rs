@@ -60,6 +60,8 @@ pub(crate) use recovery::{Recovered, read_bytes};
 /// A segment that has reached this is closed: small enough to read at once at start, large enough that a purge
 /// removes whole files.
 const SEGMENT_BYTES: u64 = 64 * 1024 * 1024;
+/// Name of the note of the newest segment, before its number.
+const BEGUN_PREFIX: &str = "begun-";
 /// Room is reserved in steps of this, so that a write inside of it can neither fail for lack of room nor has to change
 /// the size of the file.
 const ALLOCATION_STEP: u64 = 4 * 1024 * 1024;
@@ -601,7 +603,26 @@ fn begin_segment(disk: &dyn Disk, dir: &Path, sequence: u64, base: u64) -> io::R
     file.sync()?;
     disk.sync_dir(dir)?;
     kill_points::pass("wal-segment-made");
+    note_begun(disk, dir, sequence)?;
     Ok((Segment { sequence, path, base, last_entry: None }, file))
+}
+
+/// Notes durably, beside the segments, which of them is the newest: a log that lost it must not begin anew, since it would forget
+/// votes and entries that others rely on.
+fn note_begun(disk: &dyn Disk, dir: &Path, sequence: u64) -> io::Result<()> {
+    match disk.create(&dir.join(format!("{BEGUN_PREFIX}{sequence:020}"))) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        created => drop(created?),
+    }
+    disk.sync_dir(dir)?;
+    kill_points::pass("wal-segment-noted");
+    let older = disk.list(dir)?.into_iter().filter(|path| begun_of(path).is_some_and(|noted| noted < sequence));
+    older.into_iter().try_for_each(|path| disk.remove(&path))
+}
+
+/// The segment that a note names, if a file is one.
+fn begun_of(path: &Path) -> Option<u64> {
+    path.file_name()?.to_str()?.strip_prefix(BEGUN_PREFIX)?.parse().ok()
 }
 
 fn segment_path(dir: &Path, sequence: u64) -> PathBuf {

@@ -44,7 +44,7 @@ const MAX_STREAMS: u32 = 1_024;
 /// How often an idle HTTP/2 connection is probed, so that one to a dead host ends.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long a stopping node waits for answers that are under way.
+/// How long a stopping node waits for answers to clients that are under way.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a client of HTTP/2 begins with.
@@ -71,6 +71,9 @@ pub trait Handshake: Clone + Send + Sync + 'static {
 
     /// Whether HTTP/2 is spoken, beside HTTP/1.1.
     const HTTP2: bool;
+
+    /// How long a stopping node waits for answers that are under way.
+    const DRAIN: Duration = DRAIN_TIMEOUT;
 
     /// Shakes hands. What it found out about the other side is put on each request of the connection.
     fn handshake(&self, tcp: TcpStream) -> impl Future<Output = io::Result<(Self::Io, Extensions)>> + Send;
@@ -113,8 +116,8 @@ pub async fn serve<H: Handshake>(tcp: TcpListener, handshake: H, router: Router,
         });
     }
     drop(tcp);
-    if tokio::time::timeout(DRAIN_TIMEOUT, graceful.shutdown()).await.is_err() {
-        tracing::warn!(connections = connections.len(), "connections did not end in time");
+    if tokio::time::timeout(H::DRAIN, graceful.shutdown()).await.is_err() {
+        tracing::debug!(connections = connections.len(), "connections that did not end in time are cut");
     }
     connections.shutdown().await;
 }

@@ -11,6 +11,7 @@ use axum::{
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tokio::time::Instant;
 use towline_cluster::TransferError;
 use towline_core::{NodeId, NodeRole, State as ClusterState, Task, limits::MAX_PATIENCE_MS};
 
@@ -18,6 +19,12 @@ use super::{Api, ApiError, invalid};
 
 /// Tasks that are named in one answer: it is for a person.
 const MAX_TASKS_NAMED: usize = 20;
+
+/// A session that goes on ends within two seconds, and the change of the voters that follows is one of some round trips.
+const LEAVES_WITHIN: Duration = Duration::from_secs(5);
+
+/// Between two looks whether a node that was removed is gone.
+const LEAVES_POLL: Duration = Duration::from_millis(50);
 
 /// How far a node is with becoming empty.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +37,9 @@ pub struct DrainView {
     pub left: usize,
     /// Some of them.
     pub tasks: Vec<LeftTask>,
+    /// Whether there is no quorum without its vote.
+    #[serde(default)]
+    pub needed: bool,
 }
 
 /// A task that is still on a drained node.
@@ -55,11 +65,24 @@ pub(super) fn routes() -> Router<Arc<Api>> {
 
 async fn remove(State(api): State<Arc<Api>>, Path(node): Path<u64>) -> Result<Response, ApiError> {
     api.cluster.remove_node(NodeId(node)).await?;
+    let leaving = !is_out(&api, NodeId(node)).await;
     let signs = |other: &towline_core::Node| {
         other.id != NodeId(node) && other.certificate.as_ref().is_some_and(|certificate| certificate.signs)
     };
     let others_sign = api.cluster.local(|state| state.nodes().any(signs));
-    Ok(Json(json!({ "others_sign": others_sign, "removed": node })).into_response())
+    Ok(Json(json!({ "leaving": leaving, "others_sign": others_sign, "removed": node })).into_response())
+}
+
+/// Whether a node that was removed is gone: its session ends first. A node that was asked about itself does not see it.
+async fn is_out(api: &Api, node: NodeId) -> bool {
+    let deadline = Instant::now() + LEAVES_WITHIN;
+    while api.cluster.local(|state| state.node(node).is_some()) {
+        if node == api.cluster.node_id() || Instant::now() >= deadline {
+            return false;
+        }
+        tokio::time::sleep(LEAVES_POLL).await;
+    }
+    true
 }
 
 async fn promote(State(api): State<Arc<Api>>, Path(node): Path<u64>) -> Result<Response, ApiError> {
@@ -93,14 +116,16 @@ async fn drain(
 }
 
 async fn drained(State(api): State<Arc<Api>>, Path(node): Path<u64>) -> Result<Response, ApiError> {
-    let view = api.cluster.read(|state| drain_view(state, NodeId(node))).await?;
+    let status = api.cluster.status();
+    let needed = status.members.iter().any(|member| member.id == NodeId(node) && member.needed);
+    let view = api.cluster.read(|state| drain_view(state, NodeId(node), needed)).await?;
     view.map(|view| Json(view).into_response()).ok_or_else(|| {
         let message = format!("node {node} is not a member of this cluster");
         ApiError::new(StatusCode::NOT_FOUND, "unknown_node", message)
     })
 }
 
-fn drain_view(state: &ClusterState, node: NodeId) -> Option<DrainView> {
+fn drain_view(state: &ClusterState, node: NodeId, needed: bool) -> Option<DrainView> {
     let draining = state.node(node)?.draining.is_some();
     let left_task = |task: &Task| LeftTask {
         task: task.id.to_string(),
@@ -108,7 +133,7 @@ fn drain_view(state: &ClusterState, node: NodeId) -> Option<DrainView> {
         held: state.what_holds(task),
     };
     let tasks = state.tasks_of(node).take(MAX_TASKS_NAMED).map(left_task).collect();
-    Some(DrainView { node: node.0, draining, left: state.load_of(node), tasks })
+    Some(DrainView { node: node.0, draining, left: state.load_of(node), tasks, needed })
 }
 
 async fn undrain(State(api): State<Arc<Api>>, Path(node): Path<u64>) -> Result<Response, ApiError> {

@@ -41,14 +41,19 @@ pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut O
             if output.is_json() {
                 return Ok(output.json(&answer)?);
             }
-            output.note("it stops within two seconds if it runs; its data folder is of no more use");
+            let left = answer["leaving"] != true;
+            output.note(if left {
+                "it has stopped, or stops at once; its data folder is of no more use"
+            } else {
+                "its session has not ended yet; its name and address are free once `towline cluster status` names it no more"
+            });
             if answer["others_sign"] == false {
                 output.note(
                     "no other node has the key that signs certificates: no node can join, and certificates cannot be \
                      renewed; begin a new cluster with `towline cluster snapshot save` and `restore` before they end",
                 );
             }
-            Ok(output.line(format!("node {node} is removed"))?)
+            Ok(output.line(format!("node {node} {}", if left { "is removed" } else { "leaves" }))?)
         }
         ClusterCommand::Promote { node } => members::promote(node, client, output).await,
         ClusterCommand::Demote { node } => members::demote(node, client, output).await,

@@ -63,18 +63,25 @@ pub(crate) async fn drain(args: DrainArgs, client: &Client, output: &mut Output)
         if view.left > 0 {
             return Err(CliError::Timeout(what_is_left(&view, timeout)));
         }
+        if view.needed {
+            return Err(CliError::Timeout(format!(
+                "node {node} is drained and has no tasks, and without its vote there is no quorum: do not stop it before \
+                 another voter is up again (`towline cluster status`)"
+            )));
+        }
     }
     if output.is_json() {
         return Ok(output.json(&view)?);
     }
     let left = match view.left {
+        0 if view.needed => "has no tasks, and without its vote there is no quorum: do not stop it".to_owned(),
         0 => "has no tasks: it can be stopped".to_owned(),
         left => format!("takes no tasks, and {} left", count(left)),
     };
     Ok(output.line(format!("node {node} is drained: it {left}"))?)
 }
 
-/// Looks until no task is left, or all that is left after the timeout is held where it is. A cluster that elects a leader has no answer for a moment.
+/// Looks until no task is left and the others are a quorum, or all that is left after the timeout is held where it is. A cluster that elects a leader has no answer for a moment.
 async fn until_empty(
     mut view: DrainView,
     timeout: Instant,
@@ -87,7 +94,7 @@ async fn until_empty(
             output.note(format!("{} left", count(view.left)));
             told = Some(view.left);
         }
-        if view.left == 0 || is_over(&view, timeout) {
+        if (view.left == 0 && !view.needed) || is_over(&view, timeout) {
             return Ok(view);
         }
         sleep(LOOK_EVERY).await;
@@ -146,7 +153,7 @@ mod tests {
             LeftTask { task: "t-1".into(), agent: "writer".into(), held: Some("no other node hosts it".into()) },
             LeftTask { task: "t-2".into(), agent: "reader".into(), held: None },
         ];
-        let view = DrainView { node: 5, draining: true, left: 2, tasks };
+        let view = DrainView { node: 5, draining: true, left: 2, tasks, needed: false };
         let said = what_is_left(&view, Duration::from_secs(60));
         for part in ["2 tasks left after 60s", "task t-1 of agent writer (no other node hosts it)", "undrain 5"] {
             assert!(said.contains(part), "{part}: {said}");

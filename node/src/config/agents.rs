@@ -38,10 +38,11 @@ pub(crate) fn read(root: &mut Section<'_>, known: &Known<'_>) -> Vec<AgentConfig
     let names: BTreeSet<&str> = fields.iter().filter_map(Field::peek_name).collect();
     let mut agents: Vec<AgentConfig> = Vec::new();
     let mut places = Vec::new();
+    let mut declared = BTreeSet::new();
     for field in &fields {
         let Some(agent) = read_agent(field, known, &names) else { continue };
         let name = agent.name.as_str();
-        if agents.iter().any(|known| known.name == agent.name) {
+        if !declared.insert(agent.name.clone()) {
             field.mistake(format!("agent {name:?} is declared twice: names are unique"));
         }
         if known.peers.contains(name) {

@@ -484,6 +484,14 @@ impl RaftLogStorage<TypeConfig> for LogStore {
 
     async fn truncate_after(&mut self, last_log_id: Option<RaftLogId>) -> Result<(), io::Error> {
         let after = last_log_id.map(|log_id| log_id.index);
+        if let Some(committed) = self.read(|log| log.committed).filter(|committed| Some(committed.index) > after) {
+            return Err(io::Error::other(format!(
+                "entry {} of the log in {} is committed, and another leader has another one in its place: a node has lost what \
+                 it had stored; see which of them differs before one is replaced",
+                committed.index,
+                self.0.dir.display()
+            )));
+        }
         self.update(|log| log.truncate_after(after));
         self.0.wal.write(vec![Record::Truncate { after }]).await
     }

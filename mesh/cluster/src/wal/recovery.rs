@@ -10,7 +10,7 @@ use bytes::Bytes;
 use towline_core::mutants::{self, Mutant};
 
 use super::{
-    Place, Segment, Standing, Writer,
+    Place, Segment, Standing, Writer, begun_of,
     disk::{Disk, DiskFile},
     record::{ALIGNMENT, Frame, RECORD_MARK, Record, SEGMENT_HEADER, decode_segment_header},
 };
@@ -37,11 +37,16 @@ impl Writer {
         let mut end = 0;
         let paths = segment_paths(disk.as_ref(), dir)?;
         let newest = paths.last().map(|(sequence, _)| *sequence);
+        let begun = newest_begun(disk.as_ref(), dir)?;
+        if let Some(begun) = begun.filter(|begun| newest.is_none_or(|newest| newest < *begun)) {
+            return Err(damaged(&super::segment_path(dir, begun), 0, "it was written here and is gone"));
+        }
         let mut cut = None;
         for (sequence, path) in paths {
             let bytes = disk.read(&path).map_err(failed("read", &path))?;
             let Some(base) = decode_segment_header(&bytes, sequence) else {
-                if Some(sequence) == newest && find_record(&bytes, 0, |_| None, |_| true).is_none() {
+                let was_made = begun.is_some_and(|begun| sequence <= begun);
+                if Some(sequence) == newest && !was_made && find_record(&bytes, 0, |_| None, |_| true).is_none() {
                     tracing::warn!(path = %path.display(), "removing a segment that a crash left half made");
                     disk.remove(&path).map_err(failed("remove", &path))?;
                     break;
@@ -61,7 +66,13 @@ impl Writer {
         recovered.finish().map_err(|reason| damaged(dir, 0, &reason))?;
 
         let file = match (segments.back(), cut) {
-            (Some(newest), Some(length)) => open_cut(disk.as_ref(), newest, length)?,
+            (Some(newest), Some(length)) => {
+                let file = open_cut(disk.as_ref(), newest, length)?;
+                if begun.is_none() {
+                    super::note_begun(disk.as_ref(), dir, newest.sequence).map_err(failed("note", dir))?;
+                }
+                file
+            }
             (None, _) | (_, None) => {
                 let sequence = newest.unwrap_or(1);
                 let (segment, file) =
@@ -104,6 +115,12 @@ fn open_cut(disk: &dyn Disk, segment: &Segment, length: u64) -> Result<Box<dyn D
     kill_points::pass("wal-end-cut");
     file.sync().map_err(failed)?;
     Ok(file)
+}
+
+/// The newest segment that was ever made here; none in a folder of a version that did not note it.
+fn newest_begun(disk: &dyn Disk, dir: &Path) -> Result<Option<u64>, StoreError> {
+    let paths = disk.list(dir).map_err(|source| StoreError::File { action: "list", path: dir.to_owned(), source })?;
+    Ok(paths.iter().filter_map(|path| begun_of(path)).max())
 }
 
 /// The segments of a folder, oldest first, without a gap.

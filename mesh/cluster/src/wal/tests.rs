@@ -289,6 +289,27 @@ async fn a_segment_that_a_crash_left_half_made_is_made_anew() {
 }
 
 #[tokio::test]
+async fn a_log_whose_newest_segment_is_gone_or_empty_does_not_begin_anew() {
+    for lose in [|path: &Path| std::fs::remove_file(path), |path: &Path| std::fs::write(path, b"")] {
+        for kept in [0, 1] {
+            let dir = folder();
+            let wal = open(&dir).0;
+            write(&wal, entries(1..=3)).await.unwrap();
+            wal.close().await;
+            if kept == 1 {
+                let mut next = Writer::recover(dir.path(), Arc::new(OsDisk)).unwrap().0;
+                next.rotate(&|| false).unwrap();
+            }
+            lose(segments(&dir).last().unwrap()).unwrap();
+
+            let refused = Wal::open(dir.path(), Arc::new(OsDisk)).map(|_| ()).unwrap_err().to_string();
+
+            assert!(refused.contains("it was written here and is gone") || refused.contains("header"), "{refused}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_entry_is_read_back_from_where_it_lies() {
     let dir = folder();
     let (wal, _) = open(&dir);
@@ -476,7 +497,8 @@ async fn crash_after_unconfirmed_batch(dir: &TempDir) {
 }
 
 fn segments(dir: &TempDir) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let files = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<PathBuf> = files.filter(|path| begun_of(path).is_none()).collect();
     paths.sort();
     paths
 }
