@@ -135,18 +135,33 @@ fn a_message_that_another_mesh_delegates_is_outside_input_and_its_circle_is_seen
     let mut log = Log::of_nodes(1);
     let above = log.submit(1, "surveyor", 1);
     let mut message = user_message("m-2", "read the file");
-    let link = |agent: &str, task: &str| ChainLink { agent: agent.into(), task: task.into() };
-    let chain = [link("surveyor", &above.to_string()), link("abroad", "x-1")];
+    let ours = log.state.chain_of(above).remove(0);
+    assert_eq!((&*ours.agent, ours.task.clone(), ours.mesh.len()), ("surveyor", above.to_string(), 16));
+    let abroad = ChainLink { agent: "abroad".into(), task: "x-1".into(), mesh: String::new() };
+    let chain = [ours.clone(), abroad];
     let json: Vec<_> = chain.iter().map(ChainLink::to_json).collect();
     message.metadata.insert(CHAIN_KEY.to_owned(), json.into());
     let submission = submission(2, "reader", 1, message);
     log.operator(Command::Submit(Box::new(submission))).unwrap();
 
     assert_eq!(log.task(task_id(2)).outside_input, ["message of agent abroad"]);
-    let expected = [&chain[..], &[link("reader", &task_id(2).to_string())]].concat();
-    assert_eq!(log.state.chain_of(task_id(2)), expected);
-    assert_eq!(log.state.closes_circle(&chain, &name("surveyor")), Some(chain[0].clone()));
+    let own = ChainLink { agent: "reader".into(), task: task_id(2).to_string(), ..ours.clone() };
+    assert_eq!(log.state.chain_of(task_id(2)), [&chain[..], &[own]].concat());
+    assert_eq!(log.state.closes_circle(&chain, &name("surveyor")), Some(&chain[0]));
     assert_eq!(log.state.closes_circle(&chain, &name("reader")), None);
+}
+
+#[test]
+fn a_chain_that_somebody_makes_up_tells_nothing_of_the_tasks_of_others() {
+    let mut log = Log::of_nodes(1);
+    let there = log.submit(1, "surveyor", 1);
+    let mark = log.state.chain_of(there).remove(0).mesh;
+    for (mesh, refused) in [(mark.as_str(), true), ("0123456789abcdef", false), ("", false)] {
+        for task in [there, task_id(77)] {
+            let link = ChainLink { agent: "surveyor".into(), task: task.to_string(), mesh: mesh.into() };
+            assert_eq!(log.state.closes_circle(&[link], &name("surveyor")).is_some(), refused, "{mesh} {task}");
+        }
+    }
 }
 
 #[test]
