@@ -213,6 +213,45 @@ fn a_question_for_one_principal_takes_the_answer_of_that_one_alone() {
 }
 
 #[test]
+fn who_is_asked_has_message_ids_of_its_own_and_a_retry_of_its_answer_is_answered() {
+    let [alice, bob] = ["alice", "bob"].map(|id| named(id, PrincipalRole::User));
+    for then in ["it goes on", "it ended", "it is in the archive"] {
+        let mut log = Log::of_nodes(1);
+        let (task, answer) = asks(&mut log, &bob, "alice");
+        // The owner's first message has this id as well, and says something else.
+        assert_eq!(log.apply(alice.clone(), answer("m-1")).unwrap().reply, Reply::Continued { task });
+        assert_eq!(log.task(task).status.state, TaskState::Submitted, "the answer was taken");
+        if then != "it goes on" {
+            log.report(task, vec![finished(TaskState::Completed)]).unwrap();
+        }
+        if then == "it is in the archive" {
+            log.node(1, Command::Archive { tasks: vec![task] }).unwrap();
+            assert!(log.state.task(task).is_none());
+        }
+        let again = log.apply(alice.clone(), answer("m-1")).map(|applied| applied.reply);
+        assert_eq!(again, Ok(Reply::Continued { task }), "{then}");
+        let first = submission(9, "reader", 1, user_message("m-1", "read the file"));
+        let of_bob = log.apply(bob.clone(), Command::Submit(Box::new(first))).unwrap().reply;
+        assert_eq!(of_bob, Reply::Submitted { task, created: false }, "{then}: the owner's is remembered beside it");
+        assert!(matches!(log.apply(alice.clone(), answer("m-2")), Err(Rejection::UnknownTask { .. })), "{then}");
+        assert_eq!(decode(&encode(&log.state)), log.state);
+    }
+}
+
+#[test]
+fn a_message_of_somebody_who_was_asked_is_forgotten_a_day_after_the_end() {
+    let [alice, bob] = ["alice", "bob"].map(|id| named(id, PrincipalRole::User));
+    let mut log = Log::of_nodes(1);
+    let (task, answer) = asks(&mut log, &bob, "alice");
+    log.apply(alice.clone(), answer("m-1")).unwrap();
+    log.report(task, vec![finished(TaskState::Completed)]).unwrap();
+    log.pass(limits::DEDUP_AFTER_END_MS);
+    log.node(1, Command::Sweep).unwrap();
+    assert!(!log.state.has_sweepable(log.state.last().at), "nothing of it is left to forget");
+    assert!(matches!(log.apply(alice, answer("m-1")), Err(Rejection::UnknownTask { .. })));
+}
+
+#[test]
 fn a_message_of_a_principal_with_the_role_agent_is_outside_input() {
     let mut log = Log::of_nodes(1);
     for (number, role, expected) in
