@@ -27,6 +27,7 @@ mod rest;
 mod stream;
 pub mod unix;
 
+mod visitor;
 use std::sync::Arc;
 
 use axum::{
