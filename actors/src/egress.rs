@@ -99,13 +99,14 @@ pub enum Refused {
     /// An address behind which things lie that are not for outsiders.
     #[error("leads to {0}, which is not a public address: the operator can allow it (push.allow)")]
     NotPublic(IpAddr),
-    /// A name that nobody knows.
-    #[error("host {host} does not resolve: {problem}")]
-    Unresolved {
+    /// A name that nobody knows, or one that leads to where outsiders may not have a node dial. Which of both is in the log of the
+    /// node alone: else a stranger could ask for the names of the network around it.
+    #[error(
+        "names host {host}, which leads to no address that may be dialled: public ones over https, and others that the operator allows (push.allow)"
+    )]
+    NotDialled {
         /// The name.
         host: String,
-        /// What went wrong.
-        problem: String,
     },
 }
 
@@ -213,15 +214,23 @@ impl EgressPolicy {
     /// The addresses behind a name, if all of them may be dialled.
     async fn resolve(&self, host: &str, named_only: bool) -> Result<Vec<SocketAddr>, Refused> {
         let name = host_name(host);
-        let unresolved = |problem: String| Refused::Unresolved { host: name.clone(), problem };
-        let found = tokio::time::timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host((name.as_str(), 0))).await;
-        let found = found.map_err(|_| unresolved(format!("no answer within {RESOLVE_TIMEOUT:?}")))?;
-        let addresses: Vec<SocketAddr> = found.map_err(|error| unresolved(error.to_string()))?.collect();
+        self.looked_up(&name, named_only).await.map_err(|problem| {
+            tracing::info!(host = name, problem, "the host of a webhook is not dialled");
+            Refused::NotDialled { host: name }
+        })
+    }
+
+    /// The same, or what is wrong: for the log.
+    async fn looked_up(&self, name: &str, named_only: bool) -> Result<Vec<SocketAddr>, String> {
+        let found = tokio::time::timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host((name, 0))).await;
+        let found = found.map_err(|_| format!("no answer within {RESOLVE_TIMEOUT:?}"))?;
+        let addresses: Vec<SocketAddr> = found.map_err(|error| error.to_string())?.collect();
         if addresses.is_empty() {
-            return Err(unresolved("it has no address".to_owned()));
+            return Err("it has no address".to_owned());
         }
-        if !self.names_host(host) {
-            addresses.iter().try_for_each(|address| self.check_address(address.ip(), named_only))?;
+        if !self.names_host(name) {
+            let refused = |refused: Refused| format!("it {refused}");
+            addresses.iter().try_for_each(|address| self.check_address(address.ip(), named_only).map_err(refused))?;
         }
         Ok(addresses)
     }

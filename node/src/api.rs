@@ -18,7 +18,7 @@ use std::{
 };
 
 use axum::{
-    Json, Router,
+    Extension, Json, Router,
     body::Body,
     extract::{Path, State, rejection::JsonRejection},
     middleware,
@@ -36,6 +36,7 @@ use towline_core::{
 };
 
 use crate::{
+    a2a::principal::Caller,
     auth::{self, Auth},
     recovered_spans,
     sign_in::SignIns,
@@ -202,13 +203,23 @@ async fn task(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Res
     Ok(Json(TaskView { task: &task, waits_for }).into_response())
 }
 
-async fn trace(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Response, ApiError> {
+/// The operator sees the whole trace, and the owner of a task what lies below the request that made it: who sends a message
+/// says which trace it is of, and may name somebody else's.
+async fn trace(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
     let id = task_id(&id)?;
     let found = api.cluster.task(id).await?;
-    let context = found.ok_or_else(|| unknown_task(id))?.trace;
+    let owned = found.filter(|task| caller.principal.may_act_on(&task.owner));
+    let context = owned.ok_or_else(|| unknown_task(id))?.trace;
     let mut spans = api.cluster.spans(context.trace_id).await;
     let family = recovered_spans::family(&api.cluster, id).await;
     spans.extend(api.cluster.local(|state| recovered_spans::fill(state, id, &family, &spans)));
+    if !caller.principal.is_operator() {
+        spans = recovered_spans::below(spans, &context.span_id_hex());
+    }
     let sampled = context.sampled;
     Ok(Json(json!({ "trace_id": context.trace_id_hex(), "sampled": sampled, "spans": spans })).into_response())
 }

@@ -260,8 +260,8 @@ pub struct ResolveArgs {
     /// What became of it
     #[arg(long = "as", value_enum)]
     pub verdict: VerdictArg,
-    /// What the step came to, for `--as done`: the model is told
-    #[arg(long, value_name = "TEXT", conflicts_with = "reason")]
+    /// What the step came to, which `--as done` needs: the model goes on with it as with the answer of the tool
+    #[arg(long, value_name = "TEXT", conflicts_with = "reason", required_if_eq("verdict", "done"))]
     pub result: Option<String>,
     /// Why it failed, for `--as failed`: the model is told
     #[arg(long, value_name = "TEXT")]

@@ -101,6 +101,21 @@ fn family_ids(state: &State, task: TaskId) -> Vec<TaskId> {
     ids
 }
 
+/// A span and all below it, in the order that they came in.
+pub(crate) fn below(spans: Vec<SpanRecord>, top: &str) -> Vec<SpanRecord> {
+    let mut children: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for span in &spans {
+        children.entry(span.parent_span_id.as_deref().unwrap_or_default()).or_default().push(&span.span_id);
+    }
+    let (mut kept, mut next) = (BTreeSet::new(), vec![top]);
+    while let Some(span) = next.pop() {
+        if kept.insert(span.to_owned()) {
+            next.extend(children.get(span).into_iter().flatten());
+        }
+    }
+    spans.into_iter().filter(|span| kept.contains(&span.span_id)).collect()
+}
+
 struct Teller<'a> {
     state: &'a State,
     family: &'a BTreeMap<TaskId, Arc<Task>>,

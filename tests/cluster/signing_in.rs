@@ -65,6 +65,56 @@ async fn a_session_is_known_to_every_node_and_restart_and_a_revocation_closes_it
     never.open();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_sees_its_own_over_a_node_that_answers_and_is_told_what_to_do_where_something_is_wrong() {
+    let never = Gate::closed();
+    let gate = never.clone();
+    let model = FakeModel::start(move |_| Answer::new().text("hm ").wait(&gate)).await;
+    let mut cluster = Cluster::start(Plan::one(model.config() + WORKER)).await;
+    let node = &mut cluster.nodes[0];
+    node.stop().await;
+    ask_who_calls(node);
+    node.start(None);
+    node.ready().await;
+    let node = &cluster.nodes[0];
+    // Nobody listens at the first of the two.
+    let servers = format!("http://127.0.0.1:9,{}", node.url);
+    let run = async |command: &[&str]| run_cli_in(&node.home, command.iter().copied()).await;
+
+    let nobody = run(&["task", "list", "--server", &node.url]).await;
+    assert!(nobody.code == EXIT_AUTH && nobody.stderr.contains("towline auth login"), "{nobody:?}");
+    let operator = run(&["auth", "login", "--operator", "--server", &node.url]).await;
+    assert!(operator.code == EXIT_AUTH && operator.stderr.contains("allow_operator"), "{operator:?}");
+    let card = run(&["card", "get", "worker", "--server", &servers]).await;
+    assert!(card.code == 0 && card.stdout.contains("worker"), "{card:?}");
+
+    let (home, server) = (node.home.clone(), servers.clone());
+    let login =
+        tokio::spawn(
+            async move { run_cli_in(&home, ["auth", "login", "--client", "laptop", "--server", &server]).await },
+        );
+    let code = eventually("a code", async || {
+        let waiting = operate(node, &["auth", "device", "pending", "-o", "json"]).await.json();
+        let devices = waiting["devices"].as_array()?.clone();
+        devices.iter().find(|device| device["client"] == "laptop")?["code"].as_str().map(str::to_owned)
+    })
+    .await;
+    operate(node, &["auth", "device", "approve", &code, "--as", "ada"]).await;
+    let signed_in = login.await.unwrap();
+    assert_eq!(signed_in.code, 0, "{}", signed_in.said());
+
+    let task = run(&["send", "worker", "--async", "wait"]).await.stdout.trim().to_owned();
+    for command in [&["task", "get", &task][..], &["task", "trace", &task], &["task", "push", "list", &task]] {
+        let shown = run(command).await;
+        assert_eq!(shown.code, 0, "{command:?}: {}", shown.said());
+    }
+    let removed = operate(node, &["agent", "remove", "worker"]).await;
+    assert!(removed.code == 1 && removed.stderr.contains("is of the configuration"), "{removed:?}");
+    let resolved = operate(node, &["task", "resolve", &task, "--as", "done"]).await;
+    assert!(resolved.code == 2 && resolved.stderr.contains("--result"), "{resolved:?}");
+    never.open();
+}
+
 /// Has a node ask who calls, and gives its operator a socket.
 fn ask_who_calls(node: &TestNode) {
     let config = fs::read_to_string(node.config()).unwrap();

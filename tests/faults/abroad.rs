@@ -101,6 +101,24 @@ async fn a_server_that_does_not_stream_is_looked_at_until_it_is_done() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_looks_at_a_task_of_a_server_without_streams_until_it_is_done() {
+    let ends = Gate::closed();
+    let manners = Manners { streams: false, ends: ends.clone(), ..Manners::good() };
+    let elsewhere = Elsewhere::start(1, manners).await;
+    let url = elsewhere.urls()[0].clone();
+    let sending = tokio::spawn(async move { run_cli(["send", &url, "write", "--wait"]).await });
+    eventually("a second look", async || {
+        (elsewhere.asked().iter().filter(|asked| asked.method == "GetTask").count() > 1).then_some(())
+    })
+    .await;
+    ends.open();
+    let sent = sending.await.unwrap();
+    assert_eq!((sent.code, sent.stdout.trim()), (0, "done abroad: write"), "{}", sent.said());
+    let messages = elsewhere.asked().iter().filter(|asked| asked.method == "SendMessage").count();
+    assert_eq!(messages, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_card_whose_terms_cannot_be_met_is_refused_with_the_reason() {
     let cluster = Cluster::start(Plan::one(String::new())).await;
     for (manners, says) in [

@@ -255,6 +255,7 @@ async fn answer(
         tasks.iter().find(|task| *id == task.id).cloned().ok_or(NOT_FOUND)
     };
     match method {
+        "SendStreamingMessage" | "SubscribeToTask" if !store.manners.streams => Err((-32004, "there are no streams")),
         "SendMessage" | "SendStreamingMessage" => {
             let is_first = store.tasks.lock().unwrap().is_empty();
             let id = take(&store, &params["message"]);

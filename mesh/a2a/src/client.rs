@@ -241,6 +241,26 @@ impl ClientError {
         matches!(self, ClientError::Protocol { code: a2a::error_code::TASK_NOT_FOUND, .. })
     }
 
+    /// Whether an answer to a call for a stream says that the peer has none: it did nothing, and may be asked without one.
+    pub fn has_no_streams(&self) -> bool {
+        match self {
+            ClientError::Protocol { code, .. } => {
+                matches!(*code, a2a::error_code::UNSUPPORTED_OPERATION | a2a::error_code::METHOD_NOT_FOUND)
+            }
+            ClientError::Http { status, .. } => matches!(*status, 404 | 405 | 501),
+            ClientError::Unreachable { .. }
+            | ClientError::Broken { .. }
+            | ClientError::Timeout { .. }
+            | ClientError::Auth { .. }
+            | ClientError::Malformed { .. } => false,
+        }
+    }
+
+    /// Whether the peer finds the request itself wrong: another try needs another request.
+    pub fn is_invalid_request(&self) -> bool {
+        matches!(self, ClientError::Protocol { code: a2a::error_code::INVALID_PARAMS, .. })
+    }
+
     /// Whether the peer does not do what was asked; for a subscription: the task has ended.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, ClientError::Protocol { code: a2a::error_code::UNSUPPORTED_OPERATION, .. })

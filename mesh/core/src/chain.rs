@@ -5,6 +5,9 @@ use serde_json::Value;
 
 use crate::{AgentName, Message, State, TaskId, limits::MAX_HOPS};
 
+/// Bytes of the mark of a mesh: no two meshes that meet have the same.
+const MARK_BYTES: usize = 8;
+
 /// Metadata key under which a message to another mesh carries the chain above it.
 pub const CHAIN_KEY: &str = "dev.towline/chain";
 
@@ -15,12 +18,17 @@ pub struct ChainLink {
     pub agent: String,
     /// Its id.
     pub task: String,
+    /// The mark of its mesh; empty if it gave none.
+    pub mesh: String,
 }
 
 impl ChainLink {
     /// As metadata carries it.
     pub fn to_json(&self) -> Value {
-        serde_json::json!({ "agent": self.agent, "task": self.task })
+        if self.mesh.is_empty() {
+            return serde_json::json!({ "agent": self.agent, "task": self.task });
+        }
+        serde_json::json!({ "agent": self.agent, "mesh": self.mesh, "task": self.task })
     }
 }
 
@@ -30,7 +38,8 @@ pub fn chain_in(message: &Message) -> Vec<ChainLink> {
     let links = message.metadata.get(CHAIN_KEY).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let text = |link: &Value, name: &str| link.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     let most = MAX_HOPS as usize + 1;
-    links.iter().take(most).map(|link| ChainLink { agent: text(link, "agent"), task: text(link, "task") }).collect()
+    let read = |link| ChainLink { agent: text(link, "agent"), task: text(link, "task"), mesh: text(link, "mesh") };
+    links.iter().take(most).map(read).collect()
 }
 
 impl State {
@@ -39,7 +48,8 @@ impl State {
         let mut links = Vec::new();
         let mut next = Some(task);
         while let Some(task) = next.and_then(|id| self.task(id)) {
-            links.push(ChainLink { agent: task.agent.to_string(), task: task.id.to_string() });
+            let (agent, id) = (task.agent.to_string(), task.id.to_string());
+            links.push(ChainLink { agent, task: id, mesh: self.mesh_mark() });
             next = task.parent.as_ref().map(|parent| parent.task);
             // A chain that is longer than any can be is no chain.
             if links.len() > MAX_HOPS as usize {
@@ -53,13 +63,17 @@ impl State {
         links
     }
 
-    /// The link of a chain from outside that this agent would close to a circle: a task of this mesh, of the same agent.
-    pub fn closes_circle(&self, chain: &[ChainLink], agent: &AgentName) -> Option<ChainLink> {
-        let is_ours = |link: &&ChainLink| {
-            let id = link.task.parse::<TaskId>().ok();
-            let known = id.is_some_and(|id| self.task(id).is_some_and(|task| task.agent == *agent));
-            known && link.agent == agent.as_str()
-        };
-        chain.iter().find(is_ours).cloned()
+    /// The link of a chain from outside that this agent would close to a circle: one of this mesh and of the same agent. Whether
+    /// there is such a task is not looked at: the answer would tell it to whoever makes chains up.
+    pub fn closes_circle<'c>(&self, chain: &'c [ChainLink], agent: &AgentName) -> Option<&'c ChainLink> {
+        let mark = self.mesh_mark();
+        chain.iter().find(|link| !mark.is_empty() && link.mesh == mark && link.agent == agent.as_str())
+    }
+
+    /// What links of this mesh are known by: made from the id of the cluster, and empty before it has one.
+    fn mesh_mark(&self) -> String {
+        let Some((id, _)) = self.cluster() else { return String::new() };
+        let hash = blake3::hash(id.as_bytes());
+        hash.as_bytes()[..MARK_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }

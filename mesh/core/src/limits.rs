@@ -156,8 +156,9 @@ pub const MAX_SESSION_MS: u64 = 30 * 24 * 3600 * 1000;
 /// Most requests of devices at the same time, decided ones too: strangers make them, and each is in the state of every node.
 pub const MAX_DEVICE_REQUESTS: usize = 256;
 
-/// Most requests of devices from one source that nobody has decided: one stranger does not fill the list that all share.
-pub const MAX_DEVICE_REQUESTS_PER_SOURCE: usize = 4;
+/// Most requests of devices from one source that nobody has decided; one more takes the place of the oldest of them. It is more
+/// than a source may ask for at one node while a request waits, so that those behind one address do not push each other out.
+pub const MAX_DEVICE_REQUESTS_PER_SOURCE: usize = 64;
 
 /// Longest life of a request of a device: whoever asks has an operator at hand.
 pub const MAX_DEVICE_REQUEST_MS: u64 = 15 * 60 * 1000;

@@ -48,7 +48,7 @@ impl PrincipalRole {
         [PrincipalRole::Operator, PrincipalRole::User, PrincipalRole::Agent, PrincipalRole::Anonymous];
 
     /// As it is written in a configuration.
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             PrincipalRole::Operator => "operator",
             PrincipalRole::User => "user",

@@ -384,12 +384,13 @@ impl State {
         trace: crate::TraceContext,
         stamp: Stamp,
     ) -> Result<Applied, Rejection> {
-        let Some(task) = self.task_for(by, id).or_else(|| self.asked_task(by, id)) else {
-            return self.continue_ended(by, id, &message, stamp);
-        };
-        if let Some(task) = self.sent_before(&task.owner, &message, None, stamp.at)? {
+        // Before the task is looked for: who was only asked, and has answered, does not see it any more.
+        if let Some(task) = self.sent_before(&by.owner(), &message, None, stamp.at)? {
             return Ok(Applied { reply: Reply::Continued { task }, effects: Vec::new() });
         }
+        let Some(task) = self.task_for(by, id).or_else(|| self.asked_task(by, id)) else {
+            return self.continue_ended(by, id, &message);
+        };
         check_message(&message, self.level)?;
         if message.context_id.as_ref().is_some_and(|context| *context != task.context) {
             return Err(Rejection::ContextMismatch { task: id });
@@ -411,8 +412,12 @@ impl State {
         if let Some(reason) = outside_reason(by, &message) {
             task.note_outside_input(&reason);
         }
-        self.remember(&task.owner, &message, &task);
+        let sender = by.owner();
+        self.remember(&sender, &message, &task);
         task.bytes += message.size();
+        if sender != task.owner {
+            task.sent_by.insert(task.history.len(), sender);
+        }
         task.history.push(message);
         self.tasks.insert(key(id), Arc::new(task));
         self.name_blobs(id, &blobs, stamp);
@@ -917,6 +922,7 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
         outside_input: Vec::new(),
         blobs: BTreeMap::new(),
         history: vec![message],
+        sent_by: BTreeMap::new(),
         artifacts: Vec::new(),
         generation: 0,
         events: std::collections::VecDeque::new(),

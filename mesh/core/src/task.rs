@@ -154,6 +154,9 @@ pub struct Task {
     pub status: TaskStatus,
     /// Messages of both sides, in order.
     pub history: Vec<Message>,
+    /// Who sent those messages of the history, by their place in it, that somebody else than the owner sent.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sent_by: BTreeMap<usize, Principal>,
     /// What it made.
     pub artifacts: Vec<Artifact>,
     /// Index of the last event.
@@ -219,6 +222,12 @@ impl Task {
             EventKind::Status { .. } | EventKind::Created => &[],
         });
         messages.chain(artifacts).chain(events).find(|part| part.blob().is_some_and(|blob| blob.hash == hash))
+    }
+
+    /// The messages of its history, each with the principal that it is remembered under: its sender.
+    pub(crate) fn sent(&self) -> impl Iterator<Item = (&Principal, &Message)> {
+        let sender = |at: usize| self.sent_by.get(&at).unwrap_or(&self.owner);
+        self.history.iter().enumerate().map(move |(at, message)| (sender(at), message))
     }
 
     /// The step, if the journal has it.

@@ -135,18 +135,33 @@ fn a_message_that_another_mesh_delegates_is_outside_input_and_its_circle_is_seen
     let mut log = Log::of_nodes(1);
     let above = log.submit(1, "surveyor", 1);
     let mut message = user_message("m-2", "read the file");
-    let link = |agent: &str, task: &str| ChainLink { agent: agent.into(), task: task.into() };
-    let chain = [link("surveyor", &above.to_string()), link("abroad", "x-1")];
+    let ours = log.state.chain_of(above).remove(0);
+    assert_eq!((&*ours.agent, ours.task.clone(), ours.mesh.len()), ("surveyor", above.to_string(), 16));
+    let abroad = ChainLink { agent: "abroad".into(), task: "x-1".into(), mesh: String::new() };
+    let chain = [ours.clone(), abroad];
     let json: Vec<_> = chain.iter().map(ChainLink::to_json).collect();
     message.metadata.insert(CHAIN_KEY.to_owned(), json.into());
     let submission = submission(2, "reader", 1, message);
     log.operator(Command::Submit(Box::new(submission))).unwrap();
 
     assert_eq!(log.task(task_id(2)).outside_input, ["message of agent abroad"]);
-    let expected = [&chain[..], &[link("reader", &task_id(2).to_string())]].concat();
-    assert_eq!(log.state.chain_of(task_id(2)), expected);
-    assert_eq!(log.state.closes_circle(&chain, &name("surveyor")), Some(chain[0].clone()));
+    let own = ChainLink { agent: "reader".into(), task: task_id(2).to_string(), ..ours.clone() };
+    assert_eq!(log.state.chain_of(task_id(2)), [&chain[..], &[own]].concat());
+    assert_eq!(log.state.closes_circle(&chain, &name("surveyor")), Some(&chain[0]));
     assert_eq!(log.state.closes_circle(&chain, &name("reader")), None);
+}
+
+#[test]
+fn a_chain_that_somebody_makes_up_tells_nothing_of_the_tasks_of_others() {
+    let mut log = Log::of_nodes(1);
+    let there = log.submit(1, "surveyor", 1);
+    let mark = log.state.chain_of(there).remove(0).mesh;
+    for (mesh, refused) in [(mark.as_str(), true), ("0123456789abcdef", false), ("", false)] {
+        for task in [there, task_id(77)] {
+            let link = ChainLink { agent: "surveyor".into(), task: task.to_string(), mesh: mesh.into() };
+            assert_eq!(log.state.closes_circle(&[link], &name("surveyor")).is_some(), refused, "{mesh} {task}");
+        }
+    }
 }
 
 #[test]
@@ -195,6 +210,45 @@ fn a_question_for_one_principal_takes_the_answer_of_that_one_alone() {
     log.apply(alice.clone(), answer("m-4")).unwrap();
     assert_eq!(log.task(task).status.state, TaskState::Submitted);
     assert!(log.state.record_for(&alice, task).is_none(), "the question is answered");
+}
+
+#[test]
+fn who_is_asked_has_message_ids_of_its_own_and_a_retry_of_its_answer_is_answered() {
+    let [alice, bob] = ["alice", "bob"].map(|id| named(id, PrincipalRole::User));
+    for then in ["it goes on", "it ended", "it is in the archive"] {
+        let mut log = Log::of_nodes(1);
+        let (task, answer) = asks(&mut log, &bob, "alice");
+        // The owner's first message has this id as well, and says something else.
+        assert_eq!(log.apply(alice.clone(), answer("m-1")).unwrap().reply, Reply::Continued { task });
+        assert_eq!(log.task(task).status.state, TaskState::Submitted, "the answer was taken");
+        if then != "it goes on" {
+            log.report(task, vec![finished(TaskState::Completed)]).unwrap();
+        }
+        if then == "it is in the archive" {
+            log.node(1, Command::Archive { tasks: vec![task] }).unwrap();
+            assert!(log.state.task(task).is_none());
+        }
+        let again = log.apply(alice.clone(), answer("m-1")).map(|applied| applied.reply);
+        assert_eq!(again, Ok(Reply::Continued { task }), "{then}");
+        let first = submission(9, "reader", 1, user_message("m-1", "read the file"));
+        let of_bob = log.apply(bob.clone(), Command::Submit(Box::new(first))).unwrap().reply;
+        assert_eq!(of_bob, Reply::Submitted { task, created: false }, "{then}: the owner's is remembered beside it");
+        assert!(matches!(log.apply(alice.clone(), answer("m-2")), Err(Rejection::UnknownTask { .. })), "{then}");
+        assert_eq!(decode(&encode(&log.state)), log.state);
+    }
+}
+
+#[test]
+fn a_message_of_somebody_who_was_asked_is_forgotten_a_day_after_the_end() {
+    let [alice, bob] = ["alice", "bob"].map(|id| named(id, PrincipalRole::User));
+    let mut log = Log::of_nodes(1);
+    let (task, answer) = asks(&mut log, &bob, "alice");
+    log.apply(alice.clone(), answer("m-1")).unwrap();
+    log.report(task, vec![finished(TaskState::Completed)]).unwrap();
+    log.pass(limits::DEDUP_AFTER_END_MS);
+    log.node(1, Command::Sweep).unwrap();
+    assert!(!log.state.has_sweepable(log.state.last().at), "nothing of it is left to forget");
+    assert!(matches!(log.apply(alice, answer("m-1")), Err(Rejection::UnknownTask { .. })));
 }
 
 #[test]

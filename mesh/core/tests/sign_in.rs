@@ -173,24 +173,47 @@ fn a_launched_session_is_the_operators_and_does_not_come_back_once_it_was_revoke
     assert!(left(&log).is_empty());
 }
 
+fn ask_from(log: &mut Log, number: u64, source: &str) -> Result<Applied, Rejection> {
+    let ask = DeviceAsk { source: source.to_owned(), ..device_ask(number, PrincipalRole::User) };
+    log.sign_in(1, SignIn::Ask(ask))
+}
+
+fn waits(log: &Log, number: u64) -> bool {
+    log.state.device_request(&code(number), now(log)).is_some()
+}
+
 #[test]
-fn what_strangers_can_fill_has_a_bound() {
+fn one_more_request_of_a_source_than_may_wait_takes_the_place_of_its_oldest_one_alone() {
     let mut log = Log::of_nodes(1);
-    for number in 0..limits::MAX_DEVICE_REQUESTS_PER_SOURCE as u64 {
+    ask_from(&mut log, 900, "10.0.0.2").unwrap();
+    ask(&mut log, 0, PrincipalRole::User).unwrap();
+    approve(&mut log, 0, "user:ada", PrincipalRole::User).unwrap();
+    let most = limits::MAX_DEVICE_REQUESTS_PER_SOURCE as u64;
+    for number in 1..=most {
         ask(&mut log, number, PrincipalRole::User).unwrap();
     }
-    let refused = ask(&mut log, 900, PrincipalRole::User).unwrap_err();
-    assert!(matches!(&refused, Rejection::Full { what, .. } if what.contains("10.0.0.1")), "{refused}");
-    let from = |log: &mut Log, number: u64| {
-        let ask = DeviceAsk { source: format!("10.0.1.{number}"), ..device_ask(number, PrincipalRole::User) };
-        log.sign_in(1, SignIn::Ask(ask))
-    };
-    for number in 4..limits::MAX_DEVICE_REQUESTS as u64 {
-        from(&mut log, number).unwrap();
+    assert!(waits(&log, 1));
+    ask(&mut log, 901, PrincipalRole::User).unwrap();
+    assert!(!waits(&log, 1) && waits(&log, 2) && waits(&log, 901), "the oldest one goes");
+    assert!(waits(&log, 0) && waits(&log, 900), "what was decided stays, and what others asked");
+}
+
+#[test]
+fn the_source_that_asks_most_makes_room_for_others_and_what_was_decided_for_nobody() {
+    let mut log = Log::of_nodes(1);
+    let most = limits::MAX_DEVICE_REQUESTS as u64;
+    for number in 0..most {
+        let source = if number < 3 { "10.0.0.9".to_owned() } else { format!("10.0.1.{number}") };
+        ask_from(&mut log, number, &source).unwrap();
     }
-    assert!(matches!(from(&mut log, 901), Err(Rejection::Full { .. })));
+    ask_from(&mut log, 900, "10.0.0.7").unwrap();
+    assert!(!waits(&log, 0) && waits(&log, 1) && waits(&log, 900));
+    for number in (1..most).chain([900]) {
+        deny(&mut log, number).unwrap();
+    }
+    assert!(matches!(ask_from(&mut log, 901, "10.0.0.8"), Err(Rejection::Full { .. })));
     log.pass(16 * MINUTE);
-    from(&mut log, 902).unwrap();
+    ask_from(&mut log, 902, "10.0.0.8").unwrap();
 }
 
 #[test]

@@ -25,6 +25,7 @@ use super::{
     principal::Caller,
     push::{self, PushCall, PushMethod},
     stream::{AtInput, TaskStream, may_subscribe},
+    visitor,
 };
 use crate::auth::StreamPlace;
 
@@ -483,11 +484,7 @@ async fn now(
     if principal.may_act_on(&found.owner) {
         return Ok(show(&found));
     }
-    let mut bare = Task::clone(&found);
-    bare.status.message = None;
-    bare.history.clear();
-    bare.artifacts.clear();
-    Ok(show(&bare))
+    Ok(show(&visitor::bare(&found)))
 }
 
 /// The task once it has ended or waits for its client; as it stands after [`MAX_WAIT`], or when the node stops.
@@ -555,8 +552,10 @@ fn stream(
 ) -> TaskStream {
     let principal = asked.caller.principal.clone();
     let binding = asked.binding.clone();
+    let owns = |state: &State| state.task_for(&principal, task).is_some() || state.stub_for(&principal, task).is_some();
+    let visits = !settings.cluster.local(owns);
     let stream = TaskStream::new(Arc::clone(settings), principal, task, binding, after, at_input);
-    stream.annotated(asked.active.annotations)
+    stream.annotated(asked.active.annotations).of_visitor(visits)
 }
 
 /// A place for a stream, before anything is done for it.

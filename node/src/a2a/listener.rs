@@ -23,6 +23,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
+use super::polite;
 use crate::descriptors;
 
 /// Most connections of one door at the same time; more wait in the kernel's queue. A stream holds one, and a few
@@ -166,10 +167,11 @@ async fn serve_connection<H: Handshake>(
     extensions.insert(PeerAddress(address));
     let over = sleep_until(extensions.get::<GoodUntil>().map(|until| until.0));
     let service = service_fn(move |request: Request<Incoming>| {
-        let mut request = request.map(Body::new);
+        let (mut request, rest) = polite::lend(request);
         request.extensions_mut().extend(extensions.clone());
         name_host(&mut request);
-        router.clone().call(request)
+        let answer = router.clone().call(request);
+        async move { answer.await.map(|response| polite::behind(response, rest)) }
     });
     let builder = builder::<H>();
     tokio::select! {

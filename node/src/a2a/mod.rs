@@ -21,11 +21,13 @@ mod grpc;
 mod handler;
 mod jsonrpc;
 pub mod listener;
+mod polite;
 pub mod principal;
 mod push;
 mod rest;
 mod stream;
 pub mod unix;
+mod visitor;
 
 use std::sync::Arc;
 

@@ -146,16 +146,22 @@ pub fn local_operator(headers: &HeaderMap, peer: Option<SocketAddr>, public_url:
         return Err(Refused::Forwarded { header });
     }
     let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let name = host_name(host);
+    if is_name_of_node(host, public_url) { Ok(()) } else { Err(Refused::Host { host: shown_host(host) }) }
+}
+
+/// Whether a `Host` names this node: an address or the name of this machine's own network, or the host of its public URL.
+pub(crate) fn is_name_of_node(host: &str, public_url: &str) -> bool {
+    let Some(name) = host_name(host) else { return false };
     let is_public = public_url.split_once("://").is_some_and(|(_, rest)| {
         let authority = rest.split('/').next().unwrap_or_default();
-        !name.is_empty() && host_name(authority).eq_ignore_ascii_case(name)
+        host_name(authority).is_some_and(|public| public.eq_ignore_ascii_case(name))
     });
-    if is_loopback_name(name) || is_public {
-        Ok(())
-    } else {
-        Err(Refused::Host { host: host.chars().take(64).collect() })
-    }
+    is_loopback_name(name) || is_public
+}
+
+/// A `Host` as it is told back.
+pub(crate) fn shown_host(host: &str) -> String {
+    host.chars().take(64).collect()
 }
 
 /// The caller of the peer door: the node itself, or the agent for which it says to act.
@@ -186,12 +192,16 @@ fn parsed<T: std::str::FromStr>(headers: &HeaderMap, header: &'static str) -> Re
     text(headers, header)?.map(|value| value.trim().parse().map_err(|_| Refused::Header { header })).transpose()
 }
 
-/// A host without its port.
-fn host_name(authority: &str) -> &str {
-    if let Some(rest) = authority.strip_prefix('[') {
-        return rest.split(']').next().unwrap_or_default();
-    }
-    authority.split(':').next().unwrap_or_default()
+/// A host without its port; none if there is anything else in it.
+fn host_name(authority: &str) -> Option<&str> {
+    let (name, port) = match authority.strip_prefix('[') {
+        Some(rest) => rest.split_once(']')?,
+        None => authority.find(':').map_or((authority, ""), |at| authority.split_at(at)),
+    };
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':');
+    let is_port =
+        port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
+    (is_port && !name.is_empty() && name.bytes().all(is_name)).then_some(name)
 }
 
 pub(super) fn is_loopback_name(name: &str) -> bool {

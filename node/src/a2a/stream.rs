@@ -30,7 +30,7 @@ use towline_a2a::{
 use towline_cluster::TaskWatch;
 use towline_core::{Event, EventKind, Part, Principal, Record, Task, TaskId, TaskState};
 
-use super::{A2aSettings, Binding, blobs, jsonrpc::envelope};
+use super::{A2aSettings, Binding, blobs, jsonrpc::envelope, visitor};
 use crate::auth::StreamPlace;
 
 /// How often a silent stream shows that it is alive, so that proxies and clients do not take it for dead.
@@ -117,6 +117,8 @@ pub(super) struct TaskStream {
     after: Option<u64>,
     sent: Sent,
     annotated: bool,
+    /// Whether the task is another's, who had it ask this principal: what that one may see depends on whether it still does.
+    visits: bool,
     page: VecDeque<(u64, Answer)>,
     /// The record from the archive: it does not change any more.
     archived: Option<Arc<Task>>,
@@ -135,6 +137,8 @@ pub(super) enum Item {
 enum Page {
     Frames(VecDeque<(u64, Answer)>, Sent),
     Nothing,
+    /// There are events up to this index, and none that may be shown.
+    Skipped(u64),
     /// Its record is on no node that answers now.
     Later,
     Over,
@@ -151,8 +155,22 @@ impl TaskStream {
     ) -> Self {
         let watch = settings.cluster.watch_task(task);
         let (sent, page) = (Sent::Nothing, VecDeque::new());
-        let (annotated, archived, place) = (false, None, None);
-        Self { settings, principal, task, binding, at_input, watch, after, sent, annotated, page, archived, place }
+        let (annotated, visits, archived, place) = (false, false, None, None);
+        Self {
+            settings,
+            principal,
+            task,
+            binding,
+            at_input,
+            watch,
+            after,
+            sent,
+            annotated,
+            visits,
+            page,
+            archived,
+            place,
+        }
     }
 
     /// The same, with its place among those of its principal.
@@ -164,6 +182,11 @@ impl TaskStream {
     /// Whether the task, where it is shown as a whole, says where it stands inside the mesh.
     pub(super) fn annotated(self, annotated: bool) -> Self {
         Self { annotated, ..self }
+    }
+
+    /// Whether it is for somebody who was asked something about another's task, and has been let see it.
+    pub(super) fn of_visitor(self, visits: bool) -> Self {
+        Self { visits, ..self }
     }
 
     /// What it says next; none at the end.
@@ -185,6 +208,10 @@ impl TaskStream {
                 Page::Frames(frames, kind) => {
                     self.page = frames;
                     self.sent = kind;
+                }
+                Page::Skipped(through) => {
+                    self.after = Some(through);
+                    self.sent = Sent::Event;
                 }
                 Page::Over => return None,
                 Page::Later => {
@@ -210,14 +237,17 @@ impl TaskStream {
 
     async fn read_page(&mut self) -> Page {
         if let Some(task) = &self.archived {
-            return self.page_of(task);
+            return self.page_of(task, self.visits);
         }
         let cluster = &self.settings.cluster;
-        let record = cluster.local(|state| state.record_for(&self.principal, self.task));
+        let (record, bare) = cluster.local(|state| match state.record_for(&self.principal, self.task) {
+            None if self.visits => (state.record(self.task), true),
+            record => (record, false),
+        });
         let is_archived = record == Some(Record::Archived);
         match cluster.recall(self.task, record).await {
             Ok(Some(task)) => {
-                let next = self.page_of(&task);
+                let next = self.page_of(&task, bare);
                 self.archived = is_archived.then_some(task);
                 next
             }
@@ -232,9 +262,13 @@ impl TaskStream {
 }
 
 impl TaskStream {
-    fn page_of(&self, task: &Task) -> Page {
+    fn page_of(&self, task: &Task, bare: bool) -> Page {
         let view = TaskView { annotated: self.annotated, ..TaskView::WHOLE };
-        page(task, view, self.after, self.sent, self.at_input)
+        if bare {
+            bare_page(task, self.after, self.sent, self.at_input)
+        } else {
+            page(task, view, self.after, self.sent, self.at_input)
+        }
     }
 }
 
@@ -264,6 +298,27 @@ fn page(task: &Task, view: TaskView, after: Option<u64>, sent: Sent, at_input: A
         Next::Events { from } => {
             let skipped = usize::try_from(from - first_retained).unwrap_or(usize::MAX);
             Page::Frames(copied(task, skipped), Sent::Event)
+        }
+        Next::Nothing if is_over(task.status.state, sent, at_input) => Page::Over,
+        Next::Nothing => Page::Nothing,
+    }
+}
+
+/// The same of what a visitor sees that was only asked something, and has answered.
+fn bare_page(task: &Task, after: Option<u64>, sent: Sent, at_input: AtInput) -> Page {
+    let first_retained = task.events.front().map_or(task.generation + 1, |event| event.index);
+    match next(after, task.generation, first_retained) {
+        Next::Snapshot => {
+            let frame = (task.generation, visitor::snapshot(task, TaskView::WHOLE));
+            Page::Frames(VecDeque::from([frame]), Sent::Snapshot)
+        }
+        Next::Events { from } => {
+            let skipped = usize::try_from(from - first_retained).unwrap_or(usize::MAX);
+            let (frames, through) = visitor::events(task, skipped, PAGE_EVENTS);
+            match through {
+                Some(through) if frames.is_empty() => Page::Skipped(through),
+                Some(_) | None => Page::Frames(frames, Sent::Event),
+            }
         }
         Next::Nothing if is_over(task.status.state, sent, at_input) => Page::Over,
         Next::Nothing => Page::Nothing,

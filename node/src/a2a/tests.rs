@@ -111,6 +111,45 @@ async fn every_stream_of_a_task_shows_the_same_events_from_wherever_it_begins() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_was_asked_and_has_answered_is_streamed_where_the_task_stands_and_nothing_of_what_is_in_it() {
+    let rule = |id: &str, token: &str| crate::auth::Rule {
+        id: id.to_owned(),
+        role: towline_core::PrincipalRole::User,
+        permits: crate::auth::Permits::of(towline_core::PrincipalRole::User, &[]),
+        labels: Arc::default(),
+        evidence: crate::auth::Evidence::Bearer(crate::auth::Sha256::of(token.as_bytes())),
+    };
+    let rules = vec![rule("user:ada", "the-token-of-ada"), rule("user:bob", "the-token-of-bob")];
+    let node = Node::start_with(AuthSettings { rules, ..AuthSettings::default() }).await;
+    let client =
+        |token: &str| node.client("/agents/reader").with_header("authorization", &format!("Bearer {token}")).unwrap();
+    let (ada, bob) = (client("the-token-of-ada"), client("the-token-of-bob"));
+    let id = task_of(ada.send(&message("m-1", "hello"), ASYNC, None).await.unwrap()).id;
+    node.ask_of(&id, "which one?", Some("user:bob")).await;
+    let asked = bob.get_task(&id, None, None).await.unwrap();
+    assert_eq!(asked.history.len(), 2, "who is asked sees what it is about");
+
+    // The id that ada's first message has: ids are the sender's.
+    let answer = Message { task_id: Some(id.parse().unwrap()), ..message("m-1", "the first") };
+    let mut stream = bob.stream(&answer, SendOptions::default(), None).await.unwrap();
+    let first = item(&mut stream).await;
+    let StreamEvent::Task(task) = &first.event else { panic!("not the task: {first:?}") };
+    assert_eq!((task.state, task.history.len(), task.artifacts.len()), (TaskState::Submitted, 0, 0), "{first:?}");
+    let span = TraceContext { trace_id: 1, span_id: 3, sampled: false };
+    node.report(&id, vec![OwnerWord::TurnStarted { span }]).await;
+    node.report(&id, vec![chunk("a secret", false)]).await;
+    node.finish(&id, TaskState::Completed).await;
+    let rest = rest(stream).await;
+    assert_eq!(rest.last().unwrap().event.state(), Some(TaskState::Completed), "{rest:?}");
+    let told = format!("{:?}", raws(&rest));
+    assert!(!told.contains("secret") && !told.contains("the first"), "{told}");
+    assert!(bob.get_task(&id, None, None).await.unwrap_err().is_unknown_task());
+    let again = bob.send(&answer, SendOptions::default(), None).await.unwrap();
+    assert_eq!(task_of(again).id, id, "the answer was taken once");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_archived_task_is_read_listed_and_streamed_as_before() {
     let node = Node::start().await;
     let client = node.client("/agents/reader");
@@ -526,9 +565,15 @@ impl Node {
 
     /// Starts a question of the agent, and asks it.
     async fn ask(&self, task: &str, question: &str) {
+        self.ask_of(task, question, None).await;
+    }
+
+    /// The same of one principal.
+    async fn ask_of(&self, task: &str, question: &str, to: Option<&str>) {
         let span = TraceContext { trace_id: 1, span_id: 2, sampled: false };
         let step = towline_core::StepNo(0);
-        let intent = towline_core::Intent::Ask { call_id: "c".into(), question: question.into(), to: None };
+        let intent =
+            towline_core::Intent::Ask { call_id: "c".into(), question: question.into(), to: to.map(str::to_owned) };
         let mut message = message("question-1", question);
         message.role = Role::Agent;
         self.report(

@@ -114,6 +114,14 @@ async fn add(
 
 async fn remove(State(api): State<Arc<Api>>, Path(name): Path<String>) -> Result<Response, ApiError> {
     let name: AgentName = name.parse().map_err(|error| invalid(format!("{error}")))?;
+    let is_configured = api.cluster.local(|state| state.agent(&name).is_some() && state.peer(&name).is_none());
+    if is_configured {
+        let message = format!(
+            "agent {name} is of the configuration of the nodes that have it: take it out of agents: there, and start those nodes \
+             again"
+        );
+        return Err(ApiError::new(StatusCode::CONFLICT, "configured", message));
+    }
     let command = Command::RemovePeer { name: name.clone() };
     api.cluster.propose(Proposal { by: Principal::Operator, command }, None).await?;
     Ok(Json(json!({ "removed": name })).into_response())

@@ -1,9 +1,10 @@
-//! How webhooks fare: `GET /api/v1/tasks/{id}/push` for those of a task, `GET /api/v1/push` for all in numbers.
+//! How webhooks fare: `GET /api/v1/tasks/{id}/push` for those of a task, which its owner may ask, `GET /api/v1/push` for all in
+//! numbers.
 
 use std::sync::Arc;
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, State},
     response::{IntoResponse, Response},
 };
@@ -13,8 +14,9 @@ use towline_a2a::time_text;
 use towline_core::{State as ClusterState, Timestamp, Webhook};
 
 use super::{Api, ApiError, NodeView, task_id, unknown_task};
+use crate::a2a::principal::Caller;
 
-/// A webhook, as the operator sees it.
+/// A webhook, as the operator and the owner of its task see it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WebhookView {
     /// Its id in the task.
@@ -45,11 +47,22 @@ pub struct WebhookView {
     pub dead: Option<String>,
 }
 
-pub(super) async fn of_task(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Response, ApiError> {
+pub(super) async fn of_task(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
     let task = task_id(&id)?;
+    let by = &caller.principal;
     let views = api.cluster.read(|state| {
         let generation = state.generation_of(task)?;
-        Some(state.webhooks_of(task).map(|webhook| view(state, webhook, generation)).collect::<Vec<_>>())
+        Some(
+            state
+                .webhooks_for(by, task)?
+                .into_iter()
+                .map(|webhook| view(state, webhook, generation))
+                .collect::<Vec<_>>(),
+        )
     });
     let webhooks = views.await?.ok_or_else(|| unknown_task(task))?;
     Ok(Json(json!({ "webhooks": webhooks })).into_response())

@@ -41,7 +41,11 @@ enum Word {
 impl Decision {
     fn verdict(self) -> Result<Verdict, ApiError> {
         match (self.r#as, self.result, self.reason) {
-            (Word::Done, result, None) => Ok(Verdict::Done { result: result.unwrap_or_default() }),
+            (Word::Done, Some(result), None) => Ok(Verdict::Done { result }),
+            (Word::Done, None, None) => {
+                let text = "result is missing: what the step came to, which the model goes on with; an empty one means nothing";
+                Err(invalid(text.to_owned()))
+            }
             (Word::Retry, None, None) => Ok(Verdict::Retry),
             (Word::Failed, None, reason) => Ok(Verdict::Failed { reason: reason.unwrap_or_default() }),
             (Word::Done | Word::Retry, _, Some(_)) => Err(invalid("reason is for as = failed".to_owned())),

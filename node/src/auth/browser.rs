@@ -57,10 +57,20 @@ pub(crate) enum Gate {
     Refused,
 }
 
-/// Looks at the `Origin` of a request.
+/// Where a browser says that a request comes from, also one that has no `Origin`: the picture or the link of a page.
+const SEC_FETCH_SITE: &str = "sec-fetch-site";
+
+/// Whether a browser says that a page of another site makes a request. What a person has typed is `none`.
+pub(crate) fn is_of_another_site(headers: &HeaderMap) -> bool {
+    headers.get_all(SEC_FETCH_SITE).iter().any(|site| !matches!(site.as_bytes(), b"none" | b"same-origin"))
+}
+
+/// Looks at the `Origin` of a request, and where it has none at what the browser says of its page.
 pub(crate) fn gate(listed: &[Origin], headers: &HeaderMap) -> Gate {
     let mut origins = headers.get_all(header::ORIGIN).iter();
-    let Some(origin) = origins.next() else { return Gate::NoPage };
+    let Some(origin) = origins.next() else {
+        return if is_of_another_site(headers) { Gate::Refused } else { Gate::NoPage };
+    };
     if origins.next().is_some() {
         return Gate::Refused;
     }
@@ -128,6 +138,22 @@ mod tests {
         let twice = headers(&["https://console.example", "https://console.example"]);
         assert_eq!(gate(&listed, &twice), Gate::Refused);
         assert_eq!(gate(&[], &headers(&["http://127.0.0.1:7420"])), Gate::Refused);
+    }
+
+    #[test]
+    fn a_page_of_another_site_that_gives_no_origin_is_refused_and_what_a_person_typed_is_not() {
+        let of = |sites: &[&str]| -> HeaderMap {
+            sites.iter().map(|site| (HeaderName::from_static(SEC_FETCH_SITE), site.parse().unwrap())).collect()
+        };
+        for typed in [&["none"][..], &["same-origin"], &[]] {
+            assert_eq!(gate(&[], &of(typed)), Gate::NoPage, "{typed:?}");
+        }
+        for page in [&["cross-site"][..], &["same-site"], &["odd"], &["none", "cross-site"]] {
+            assert_eq!(gate(&[], &of(page)), Gate::Refused, "{page:?}");
+        }
+        let mut listed = of(&["cross-site"]);
+        listed.insert(header::ORIGIN, "https://console.example".parse().unwrap());
+        assert!(matches!(gate(&[Origin::parse("https://console.example").unwrap()], &listed), Gate::Listed(_)));
     }
 
     #[test]

@@ -11,8 +11,12 @@
 //! | 6 | anything else | nobody |
 //!
 //! A bearer that matches nothing is never passed over for what else a request carries: else any junk would be as good as none.
+//! One that is good is let in from wherever it comes, however often others failed there: only failures have a bound.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use http::{Extensions, HeaderMap, header};
 use towline_core::Principal;
@@ -32,6 +36,9 @@ use crate::a2a::{
     listener::PeerAddress,
     principal::{self, Caller, Refused},
 };
+
+/// A connection is closed with the client certificate that opened it; so long before, its streams say why.
+const TOLD_BEFORE: Duration = Duration::from_secs(1);
 
 /// An extension of the requests of a connection whose other end the kernel has told apart: this user, or root.
 #[derive(Debug, Clone, Copy)]
@@ -55,10 +62,14 @@ impl Auth {
         }
         if let Some(ClientCertificate(facts)) = extensions.get() {
             if self.rules.is_empty() {
-                return Ok(operator());
+                let standing =
+                    Standing { until: Some(facts.ends.saturating_sub(TOLD_BEFORE)), ..Standing::unlimited() };
+                return Ok(Caller::new(Principal::Operator, standing));
             }
             let rule = self.rules.iter().find(|rule| rule.takes_certificate(facts));
-            return rule.and_then(of_rule).ok_or(Refusal::NoRule);
+            let mut caller = rule.and_then(of_rule).ok_or(Refusal::NoRule)?;
+            caller.standing.until = Some(facts.ends.saturating_sub(TOLD_BEFORE));
+            return Ok(caller);
         }
         if let Some(rule) = self.rules.iter().find(|rule| rule.evidence == Evidence::Any) {
             return of_rule(rule).ok_or(Refusal::Nobody);
@@ -87,21 +98,18 @@ impl Auth {
         match known {
             Known::Session { principal, id } => {
                 let permits = principal.role().map_or(Permits::NONE, |role| Permits::of(role, &[]));
-                let standing = Standing { permits, session: Some(id.into()), labels: Arc::default() };
+                let standing = Standing { permits, session: Some(id.into()), labels: Arc::default(), until: None };
                 return Ok(Some(Caller::new(principal, standing)));
             }
             Known::Foreign if !self.checks_bearers() => return Ok(None),
             Known::Foreign | Known::NoSession => {}
         }
-        let now = Instant::now();
-        if let Some(source) = source {
-            self.limiter.admit(source, now).map_err(|wait| Refusal::Guessing { wait })?;
-        }
         let found = if known == Known::NoSession { None } else { self.of_checked_bearer(bearer).await? };
-        if let (None, Some(source)) = (&found, source) {
-            self.limiter.failed(source, now);
+        if found.is_some() {
+            return Ok(found);
         }
-        found.map(Some).ok_or(Refusal::Failed)
+        let counted = source.map_or(Ok(()), |source| self.limiter.failed(source, Instant::now()));
+        Err(counted.map_or_else(|wait| Refusal::Guessing { wait }, |()| Refusal::Failed))
     }
 
     async fn of_checked_bearer(&self, bearer: &str) -> Result<Option<Caller>, Refusal> {
@@ -121,7 +129,8 @@ impl Auth {
             Err(NotVerified::NoKeys { .. }) => return Err(Refusal::NoKeys),
         };
         let found = self.rules.iter().find_map(|rule| Some((rule, rule.principal_of_claims(&claims)?)));
-        Ok(found.map(|(rule, principal)| Caller::new(principal, standing(rule))))
+        let until = jwt::good_until(&claims, &verifier.settings().expected);
+        Ok(found.map(|(rule, principal)| Caller::new(principal, Standing { until, ..standing(rule) })))
     }
 }
 
@@ -146,5 +155,5 @@ fn of_rule(rule: &Rule) -> Option<Caller> {
 }
 
 fn standing(rule: &Rule) -> Standing {
-    Standing { permits: rule.permits, session: None, labels: Arc::clone(&rule.labels) }
+    Standing { permits: rule.permits, session: None, labels: Arc::clone(&rule.labels), until: None }
 }

@@ -161,6 +161,13 @@ fn check_claims(claims: &Map<String, Value>, expected: &Expected, now: Duration)
     Ok(())
 }
 
+/// Until when claims that were verified are good, since 1970, as far as clocks may be apart.
+pub(crate) fn good_until(claims: &Map<String, Value>, expected: &Expected) -> Option<Duration> {
+    let ends = claims.get("exp").and_then(Value::as_f64)? + expected.leeway.as_secs_f64();
+    // A time that no clock reaches is no end.
+    Duration::try_from_secs_f64(ends).ok()
+}
+
 /// The time, as tokens tell it.
 pub(crate) fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()

@@ -1,9 +1,9 @@
 //! Who is calling, and whether that one may: what stands between the public listener and everything behind it.
 //!
 //! ```text
-//! browser ─▶ evidence ─▶ rates ─▶ (method known) ─▶ operations ─▶ body
-//!  Origin     who asks    how often   the same        role, grants
-//!             limiter                 for everybody
+//! browser ─▶ evidence ─▶ rates ─▶ (method known) ─▶ operations ─▶ body ─▶ lasting
+//!  Origin     who asks    how often   the same        role, grants          for as long as the credential is good
+//!  Host       limiter                 for everybody
 //! ```
 //! Every step may refuse, and a refusal is final: one plain answer, before the next step costs anything. Up to the body a
 //! request is its head and its connection. `gate` is a layer of the public routes, so that one that is added is behind it; the
@@ -15,6 +15,7 @@ mod certificate;
 mod evidence;
 mod jwt;
 mod keys;
+pub(crate) mod lasting;
 mod limiter;
 mod operations;
 mod rates;
@@ -38,11 +39,15 @@ use axum::{
 };
 
 use crate::{
-    a2a::{listener::PeerAddress, principal::Caller},
+    a2a::{
+        listener::PeerAddress,
+        principal::{self, Caller},
+    },
     sign_in::DeviceGrantSettings,
 };
 
 pub use browser::Origin;
+pub(crate) use browser::is_of_another_site;
 pub(crate) use evidence::KernelVouches;
 pub(crate) use jwt::{Algorithm, Expected};
 pub use keys::JwtSettings;
@@ -50,6 +55,7 @@ pub(crate) use operations::{Grant, Permits};
 #[cfg(test)]
 pub(crate) use operations::{OPERATIONS, Way};
 pub(crate) use rates::{DEFAULT_REQUESTS_PER_SECOND, DEFAULT_STREAMS, StreamPlace};
+pub(crate) use recent::Recent;
 pub(crate) use refusal::{Refusal, Style};
 pub use rules::Rule;
 pub(crate) use rules::{CertificateMatch, Evidence, Sha256, has_claims};
@@ -59,7 +65,6 @@ pub use tls::{PublicTls, TlsSettings};
 use keys::Verifier;
 use limiter::{Source, SourceLimiter};
 use rates::Rates;
-use recent::Recent;
 
 /// A refusal of one kind from one source is told once in this time: a log is no place to be flooded.
 const TOLD_EACH: Duration = Duration::from_secs(60);
@@ -118,12 +123,14 @@ pub(crate) struct Standing {
     pub session: Option<Arc<str>>,
     /// What the operator says of it.
     pub labels: Arc<BTreeMap<String, String>>,
+    /// Until when what it has shown is good, since 1970; a session's end is watched by the sessions.
+    pub until: Option<Duration>,
 }
 
 impl Standing {
     /// That of the operator, and of the mesh itself.
     pub fn unlimited() -> Self {
-        Self { permits: Permits::All, session: None, labels: Arc::default() }
+        Self { permits: Permits::All, session: None, labels: Arc::default(), until: None }
     }
 }
 
@@ -161,6 +168,21 @@ impl Auth {
     pub(crate) fn is_implicitly_the_operators(&self) -> bool {
         let configured = !self.rules.is_empty() || self.checks_bearers() || self.client_certificates;
         self.on_loopback && !configured
+    }
+
+    /// Refuses what reaches a loopback listener under a name that is not this node's: a page that has led its own name to this
+    /// machine. Programs that give no name are no page.
+    fn check_host(&self, request: &Request) -> Result<(), Refusal> {
+        if !self.on_loopback || request.extensions().get::<KernelVouches>().is_some() {
+            return Ok(());
+        }
+        let mut hosts = request.headers().get_all(http::header::HOST).iter();
+        let (Some(host), second) = (hosts.next(), hosts.next()) else { return Ok(()) };
+        let host = host.to_str().unwrap_or_default();
+        if second.is_none() && principal::is_name_of_node(host, &self.public_url) {
+            return Ok(());
+        }
+        Err(Refusal::Host { host: principal::shown_host(host) })
     }
 
     fn checks_bearers(&self) -> bool {
@@ -202,6 +224,10 @@ pub(crate) async fn gate(State(auth): State<Arc<Auth>>, mut request: Request, ne
             return Refusal::Origin.answer(style);
         }
     };
+    if let Err(refusal) = auth.check_host(&request) {
+        auth.tell(&refusal, &request);
+        return refusal.answer(style);
+    }
     if let Some(origin) = origin.clone().filter(|_| browser::is_preflight(request.method(), request.headers())) {
         return browser::preflight(origin);
     }
@@ -214,8 +240,14 @@ pub(crate) async fn gate(State(auth): State<Arc<Auth>>, mut request: Request, ne
     };
     let response = match known {
         Ok(caller) => {
+            let end = caller.standing.until;
             request.extensions_mut().insert(caller);
-            next.run(request).await
+            let is_grpc = lasting::is_grpc(request.headers());
+            let response = next.run(request).await;
+            match end {
+                Some(end) => lasting::ending_with(Box::pin(lasting::past(end)), lasting::OVER, is_grpc, response),
+                None => response,
+            }
         }
         Err(refusal) => {
             auth.tell(&refusal, &request);

@@ -43,12 +43,6 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         self.get(key).expect("it is there or was inserted")
     }
 
-    pub fn remove(&mut self, key: &K) {
-        if let Some((used, _)) = self.entries.remove(key) {
-            self.order.remove(&used);
-        }
-    }
-
     #[cfg(test)]
     pub fn len(&self) -> usize {
         assert_eq!(self.entries.len(), self.order.len());

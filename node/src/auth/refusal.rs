@@ -32,7 +32,9 @@ pub(crate) enum Refusal {
     #[error("who are you? Show a credential that the agent card names, such as `Authorization: Bearer TOKEN`")]
     Nobody,
     /// Something was shown that is wrong.
-    #[error("the bearer is not good here: it is unknown, over, or of another issuer")]
+    #[error(
+        "the bearer is not good here: it is unknown, over, or of another issuer; sign in again, or ask the operator for one"
+    )]
     Failed,
     /// A client certificate that no rule means.
     #[error("the client certificate is verified, and no rule in auth.principals means it")]

@@ -106,7 +106,8 @@ impl Hand {
     /// A new session; its token and its id. The whole way of one that an operator approves, without HTTP.
     async fn sign_in(&mut self, round: u32) -> Result<(String, SessionId), BenchError> {
         let node = Principal::Node(self.node);
-        let token = format!("towline_st_bench-{}", uuid::Uuid::now_v7());
+        // Of the form of a token: 43 letters.
+        let token = format!("towline_st_bench--{}", uuid::Uuid::now_v7());
         let device = SecretHash::of(&format!("device of {token}"));
         let code = UserCode::drawn(round.into());
         let ask = DeviceAsk {

@@ -1,17 +1,21 @@
 //! `towline card …`
 
-use towline_a2a::ClientError;
+use towline_a2a::{A2aClient, ClientError};
 
-use super::client::{Client, call_failed};
+use super::client::{Client, call_failed, first_reached};
 use crate::{cli::CardCommand, error::CliError, output::Output};
 
 pub(crate) async fn run(command: CardCommand, client: &Client, output: &mut Output) -> Result<(), CliError> {
     let CardCommand::Get { agent } = command;
-    let base = match &agent {
-        Some(agent) => format!("{}/agents/{agent}", client.base()),
-        None => client.base().to_owned(),
+    let below = agent.as_ref().map_or_else(String::new, |agent| format!("/agents/{agent}"));
+    let ask = async |mesh: &A2aClient| {
+        let base = mesh.endpoint().trim_end_matches('/');
+        match mesh.card(&format!("{base}{below}")).await {
+            Err(error @ ClientError::Unreachable { .. }) => Err(error),
+            answer => Ok(answer),
+        }
     };
-    let card = client.mesh().card(&base).await.map_err(|error| no_card(&error, agent.as_deref()))?;
+    let card = first_reached(&client.meshes(), ask).await?.map_err(|error| no_card(&error, agent.as_deref()))?;
     if output.is_json() {
         return Ok(output.json(&card.raw)?);
     }

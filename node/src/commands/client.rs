@@ -1,6 +1,9 @@
 //! A client of running nodes: A2A, and the operator API under `/api/v1`.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use reqwest::Url;
 use serde_json::Value;
@@ -19,6 +22,12 @@ const TOKEN: &str = "TOWLINE_ACCESS_TOKEN";
 const IS_IT_RUNNING: &str = "is a node running there? start one with `towline dev` or `towline node -c FILE`, or name \
     another with --server URL or TOWLINE_SERVER";
 
+/// What to do where a node wants to know who asks.
+const SHOW_A_TOKEN: &str =
+    "sign in with `towline auth login`, or show a token with --token-file FILE or TOWLINE_ACCESS_TOKEN";
+/// How TLS says that it does not take the certificate of the other side.
+const NOT_TRUSTED: &str = "invalid peer certificate";
+
 /// The node that is talked to where nobody says another one.
 const DEFAULT_SERVER: &str = "http://127.0.0.1:7420";
 
@@ -29,6 +38,7 @@ pub(crate) struct Client {
     contexts: Contexts,
     /// For agents that are named by a URL.
     elsewhere: reqwest::Client,
+    ca_file: Option<PathBuf>,
 }
 
 /// One node, and how it is reached.
@@ -43,6 +53,7 @@ struct Server {
 }
 
 impl Server {
+    /// `ca_file` has the authority of its certificate, if this machine does not know it.
     fn new(name: &str, token: Option<String>, ca_file: Option<&Path>) -> Result<Self, CliError> {
         let name = server_url(name)?;
         if token.is_some() && is_plain_remote(&name) {
@@ -98,10 +109,17 @@ impl Client {
         let token_for =
             |name: &str| shown.clone().or_else(|| contexts.token_for(name.trim_end_matches('/')).map(str::to_owned));
         let ca_file = global.ca_file.as_deref();
+        let ca_for = |name: &str| ca_file.or_else(|| contexts.of_url(name.trim_end_matches('/'))?.ca_file.as_deref());
         let servers: Result<Vec<Server>, CliError> =
-            names.iter().map(|name| Server::new(name, token_for(name), ca_file)).collect();
+            names.iter().map(|name| Server::new(name, token_for(name), ca_for(name))).collect();
         let elsewhere = builder(ca_file)?.build().map_err(CliError::other)?;
-        Ok(Self { servers: servers?, contexts, elsewhere })
+        let ca_file = ca_file.map(std::path::absolute).transpose().map_err(CliError::other)?;
+        Ok(Self { servers: servers?, contexts, elsewhere, ca_file })
+    }
+
+    /// The file with the authority that `--ca-file` names, wherever the next command is given.
+    pub(crate) fn ca_file(&self) -> Option<&Path> {
+        self.ca_file.as_deref()
     }
 
     fn first(&self) -> &Server {
@@ -118,24 +136,16 @@ impl Client {
         self.servers.iter().map(|server| server.name.clone()).collect()
     }
 
-    /// Base of the URLs of the node that is asked first.
-    pub(crate) fn base(&self) -> &str {
-        &self.first().base
-    }
-
-    /// A2A at the mesh's own endpoint on the first node.
-    pub(crate) fn mesh(&self) -> A2aClient {
-        self.first().a2a("/")
-    }
-
     /// A2A at the endpoint of an agent, on each of the nodes; one endpoint if `agent` is a URL. Somebody else's agent is not
     /// shown what is for the mesh.
     pub(crate) fn agent(&self, agent: &str) -> Vec<A2aClient> {
         if agent.starts_with("http://") || agent.starts_with("https://") {
             let is_below = |server: &&Server| agent == server.name || agent.starts_with(&format!("{}/", server.name));
-            let token = self.servers.iter().find(is_below).and_then(|server| server.token.as_deref());
+            let own = self.servers.iter().find(is_below);
+            let token = own.and_then(|server| server.token.as_deref());
             let token = token.or_else(|| self.contexts.token_for(agent)).filter(|_| !is_plain_remote(agent));
-            return vec![signed_in(A2aClient::new(self.elsewhere.clone(), agent), token)];
+            let http = own.map_or(&self.elsewhere, |server| &server.http);
+            return vec![signed_in(A2aClient::new(http.clone(), agent), token)];
         }
         self.at_each(&format!("/agents/{agent}"))
     }
@@ -149,15 +159,16 @@ impl Client {
         self.servers.iter().map(|server| server.a2a(path)).collect()
     }
 
-    /// Posts a form of OAuth, without a session; status and answer, whatever they are.
+    /// Posts a form of OAuth, without a session, to the first node that is reached: status and answer, whatever they are.
     pub(crate) async fn form(&self, path: &str, fields: &[(&str, &str)]) -> Result<(u16, Value), CliError> {
         let form = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
-        let request = self.first().http.post(format!("{}{path}", self.base()));
-        let request = request.header("content-type", "application/x-www-form-urlencoded").body(form);
-        let failed = |error| transport(self.server(), &error);
-        let answer = request.timeout(CALL_TIMEOUT).send().await.map_err(failed)?;
+        let request = |server: &Server| {
+            let request = server.http.post(format!("{}{path}", server.base)).timeout(CALL_TIMEOUT);
+            request.header("content-type", "application/x-www-form-urlencoded").body(form.clone())
+        };
+        let (server, answer) = self.reach(request).await?;
         let status = answer.status().as_u16();
-        let body = answer.bytes().await.map_err(failed)?;
+        let body = answer.bytes().await.map_err(|error| transport(server, &error))?;
         Ok((status, serde_json::from_slice(&body).unwrap_or(Value::Null)))
     }
 
@@ -206,15 +217,19 @@ impl Client {
         &self,
         request: impl Fn(&Server) -> reqwest::RequestBuilder,
     ) -> Result<(&str, reqwest::Response), CliError> {
-        let mut not_reached = Vec::new();
+        let (mut not_reached, mut not_trusted) = (Vec::new(), None);
         for server in &self.servers {
             match request(server).send().await {
-                Err(error) if error.is_connect() => not_reached.push(server.name.as_str()),
+                Err(error) if error.is_connect() => {
+                    not_trusted = not_trusted.or_else(|| untrusted(&server.name, &error));
+                    not_reached.push(server.name.as_str());
+                }
                 Err(error) => return Err(transport(&server.name, &error)),
                 Ok(answer) => return Ok((&server.name, answer)),
             }
         }
-        Err(CliError::Unreachable(format!("connect to {}: {IS_IT_RUNNING}", not_reached.join(", "))))
+        let silent = || CliError::Unreachable(format!("connect to {}: {IS_IT_RUNNING}", not_reached.join(", ")));
+        Err(not_trusted.unwrap_or_else(silent))
     }
 
     async fn ask(&self, request: impl Fn(&Server) -> reqwest::RequestBuilder) -> Result<Value, CliError> {
@@ -248,10 +263,23 @@ fn refused(server: &str, status: u16, answer: Option<&Value>) -> CliError {
     let said = answer.and_then(|value| value.pointer("/error/message")).and_then(Value::as_str);
     let text = said.map_or_else(|| format!("{server} answers HTTP {status}"), str::to_owned);
     match status {
-        401 | 403 => CliError::Auth(text),
+        400 => CliError::Usage(text),
+        401 => CliError::Auth(format!("{text}; {SHOW_A_TOKEN}")),
+        403 => CliError::Auth(text),
         503 => CliError::Unavailable(text),
         _ => CliError::Other(text),
     }
+}
+
+/// What it means that a certificate of a server is not trusted; none if something else is wrong.
+fn untrusted(server: &str, error: &dyn std::error::Error) -> Option<CliError> {
+    let chain = crate::error::chain(error);
+    let (_, problem) = chain.rsplit_once(NOT_TRUSTED)?;
+    let problem = problem.trim_start_matches([':', ' ']);
+    Some(CliError::Unreachable(format!(
+        "connect to {server}: its certificate is not trusted ({problem}): name the PEM file of the authority that has signed it \
+         with --ca-file FILE, if that is one that this machine does not know"
+    )))
 }
 
 fn no_answer(server: &str) -> String {
@@ -262,7 +290,8 @@ fn transport(server: &str, error: &reqwest::Error) -> CliError {
     if error.is_timeout() && !error.is_connect() {
         return CliError::Timeout(no_answer(server));
     }
-    CliError::Unreachable(format!("connect to {server}: {IS_IT_RUNNING}"))
+    let silent = || CliError::Unreachable(format!("connect to {server}: {IS_IT_RUNNING}"));
+    untrusted(server, error).unwrap_or_else(silent)
 }
 
 /// What is shown to the node: the content of `--token-file`, or TOWLINE_ACCESS_TOKEN.
@@ -317,13 +346,16 @@ pub(super) fn server_url(text: &str) -> Result<String, CliError> {
 pub(crate) fn call_failed(error: &ClientError) -> CliError {
     let text = crate::error::chain(error);
     match error {
-        ClientError::Unreachable { endpoint, .. } => {
-            CliError::Unreachable(format!("connect to {endpoint}: {IS_IT_RUNNING}"))
+        ClientError::Unreachable { endpoint, source } => {
+            let silent = || CliError::Unreachable(format!("connect to {endpoint}: {IS_IT_RUNNING}"));
+            untrusted(endpoint, &**source).unwrap_or_else(silent)
         }
         ClientError::Broken { .. } => CliError::Unreachable(text),
         ClientError::Timeout { .. } => CliError::Timeout(text),
+        ClientError::Auth { status: 401, .. } => CliError::Auth(format!("{text}: {SHOW_A_TOKEN}")),
         ClientError::Auth { .. } => CliError::Auth(text),
         ClientError::Protocol { .. } if error.is_unavailable() => CliError::Unavailable(text),
+        ClientError::Protocol { .. } if error.is_invalid_request() => CliError::Usage(text),
         ClientError::Protocol { .. } | ClientError::Http { .. } | ClientError::Malformed { .. } => {
             CliError::Other(text)
         }
@@ -351,12 +383,28 @@ mod tests {
         for (error, code) in [
             (timeout, 5),
             (auth, 4),
+            (ClientError::Auth { endpoint: "http://x".into(), status: 403 }, 4),
             (malformed, 1),
             (protocol(None), 1),
             (protocol(Some(towline_a2a::errors::reason::UNAVAILABLE)), 10),
         ] {
             assert_eq!(call_failed(&error).code(), code, "{error}");
         }
+    }
+
+    #[test]
+    fn what_is_to_be_done_is_said_with_what_is_wrong() {
+        let auth = call_failed(&ClientError::Auth { endpoint: "http://x".into(), status: 401 }).to_string();
+        assert!(auth.contains("towline auth login") && auth.contains("--token-file"), "{auth}");
+        assert!(refused("http://x", 401, None).to_string().contains("towline auth login"));
+        assert_eq!(refused("http://x", 400, None).code(), 2);
+        let source = std::io::Error::other("invalid peer certificate: UnknownIssuer");
+        let unknown = ClientError::Unreachable { endpoint: "https://x".into(), source: Box::new(source) };
+        let (said, code) = (call_failed(&unknown).to_string(), call_failed(&unknown).code());
+        assert!(said.contains("not trusted (UnknownIssuer)") && said.contains("--ca-file") && code == 3, "{said}");
+        let source = std::io::Error::other("connection refused");
+        let silent = call_failed(&ClientError::Unreachable { endpoint: "https://x".into(), source: Box::new(source) });
+        assert!(silent.to_string().contains("is a node running there?"), "{silent}");
     }
 
     #[test]

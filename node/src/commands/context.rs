@@ -1,5 +1,7 @@
 //! `towline context …`
 
+use std::path::Path;
+
 use serde_json::json;
 
 use super::{
@@ -8,14 +10,14 @@ use super::{
 };
 use crate::{cli::ContextCommand, error::CliError, output::Output};
 
-pub(crate) fn run(command: ContextCommand, output: &mut Output) -> Result<(), CliError> {
+pub(crate) fn run(command: ContextCommand, ca_file: Option<&Path>, output: &mut Output) -> Result<(), CliError> {
     match command {
-        ContextCommand::Use { context } => use_context(&context, output),
+        ContextCommand::Use { context } => use_context(&context, ca_file, output),
         ContextCommand::List => list(output),
     }
 }
 
-fn use_context(wanted: &str, output: &mut Output) -> Result<(), CliError> {
+fn use_context(wanted: &str, ca_file: Option<&Path>, output: &mut Output) -> Result<(), CliError> {
     let mut contexts = Contexts::load()?;
     let name = if wanted.contains("://") {
         let server = server_url(wanted)?;
@@ -31,6 +33,9 @@ fn use_context(wanted: &str, output: &mut Output) -> Result<(), CliError> {
             "context {wanted:?} is not known; known contexts: {known}. `towline context use URL` makes one"
         )));
     };
+    if let (Some(file), Some(context)) = (ca_file, contexts.contexts.get_mut(&name)) {
+        context.ca_file = Some(std::path::absolute(file).map_err(CliError::other)?);
+    }
     contexts.current = Some(name.clone());
     contexts.save()?;
     let context = &contexts.contexts[&name];
@@ -67,6 +72,7 @@ fn list(output: &mut Output) -> Result<(), CliError> {
 /// Without the token: what is shown is copied.
 fn view(name: &str, context: &Context, is_current: bool) -> serde_json::Value {
     json!({
+        "ca_file": context.ca_file,
         "current": is_current,
         "expires": context.expires,
         "name": name,

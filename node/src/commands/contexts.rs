@@ -36,6 +36,9 @@ pub(crate) struct Context {
     /// When it ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<String>,
+    /// File with the authority of the certificates of its nodes, where the machine does not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<PathBuf>,
 }
 
 /// All contexts of this user.
@@ -110,10 +113,15 @@ impl Contexts {
 
     /// The token for whatever is below the URL of a node that some context names: it goes nowhere else.
     pub(crate) fn token_for(&self, url: &str) -> Option<&str> {
+        self.of_url(url)?.token.as_deref()
+    }
+
+    /// The context of a node below whose URL this one is.
+    pub(crate) fn of_url(&self, url: &str) -> Option<&Context> {
         let is_below =
             |server: &str| url.strip_prefix(server).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         let knows = |context: &&Context| context.servers.iter().any(|server| is_below(server));
-        self.current().into_iter().chain(self.contexts.values()).find(knows)?.token.as_deref()
+        self.current().into_iter().chain(self.contexts.values()).find(knows)
     }
 
     /// The name of the context of a node, if there is one.
@@ -162,6 +170,24 @@ mod tests {
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "nothing unfinished is left");
         fs::write(&path, "{").unwrap();
         assert_eq!(Contexts::load_from(&path).unwrap_err().code(), 2);
+    }
+
+    #[test]
+    fn an_authority_counts_for_the_nodes_of_its_cluster_and_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("contexts.json");
+        let mut contexts = Contexts::default();
+        let authority = Some(PathBuf::from("/etc/towline/authority.pem"));
+        let with_authority = Context { ca_file: authority.clone(), ..context("https://a:7420", "t") };
+        contexts.contexts.insert("a".into(), with_authority);
+        contexts.contexts.insert("b".into(), context("https://b:7420", "t"));
+        contexts.save_to(&path).unwrap();
+        let read = Contexts::load_from(&path).unwrap();
+        let of = |url: &str| read.of_url(url).and_then(|context| context.ca_file.clone());
+        assert_eq!(
+            (of("https://a:7420/agents/x"), of("https://b:7420"), of("https://a:74200")),
+            (authority, None, None)
+        );
     }
 
     #[test]

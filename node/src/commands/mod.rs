@@ -61,7 +61,7 @@ pub fn run(cli: Cli, output: &mut Output) -> Result<(), CliError> {
         Command::Init(args) => init::run(&args, output),
         Command::Validate(args) => validate::run(&args, output),
         Command::Completion(args) => completion::run(&args, output),
-        Command::Context(command) => context::run(command, output),
+        Command::Context(command) => context::run(command, cli.global.ca_file.as_deref(), output),
         Command::Auth(AuthCommand::Hash) => auth::hash(output),
         command => runtime()?.block_on(run_async(command, &cli.global, output)),
     }

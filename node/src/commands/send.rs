@@ -3,7 +3,7 @@
 use std::{io::Read, path::Path, time::Duration};
 
 use towline_a2a::{A2aClient, SendOptions, SendReply};
-use towline_core::{Content, Message, MessageId, Part, Role, TaskId, limits::MAX_CONTENT_BYTES};
+use towline_core::{Content, Message, MessageId, Part, Role, TaskId, TaskState, limits::MAX_CONTENT_BYTES};
 use towline_trace::{Kind, Settings, Span, names};
 
 use super::{
@@ -63,8 +63,15 @@ async fn send(
     let limit = args.timeout;
     let followed = async {
         let first = again(&endpoints[0]).await;
-        if matches!(&first, Err(error) if error.is_unsupported()) {
-            return show_reply(first_reached(&endpoints, unary).await?, false, output);
+        if matches!(&first, Err(error) if error.has_no_streams()) {
+            return match first_reached(&endpoints, unary).await? {
+                // Its answer may come before the end of the task: from there on the task is asked for.
+                SendReply::Task(task) if !is_settled(task.state) => {
+                    follow.task = Some(task.id.clone());
+                    task::show_settled(&task::settled(&task.id, &endpoints, output).await?, output)
+                }
+                reply => show_reply(reply, false, output),
+            };
         }
         follow.until_the_end(first, again, output).await
     };
@@ -72,6 +79,10 @@ async fn send(
         Some(limit) => tokio::time::timeout(limit, followed).await.unwrap_or_else(|_| Err(too_long(limit, &follow))),
         None => followed.await,
     }
+}
+
+fn is_settled(state: TaskState) -> bool {
+    state.is_terminal() || state.is_interrupted()
 }
 
 fn show_reply(reply: SendReply, asynchronous: bool, output: &mut Output) -> Result<(), CliError> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
+use towline_core::PrincipalRole;
 
 use super::{
     client::Client,
@@ -24,6 +25,8 @@ const SLOWER: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 /// A server that does not say how long it waits waits this long.
 const DEFAULT_INTERVAL: u64 = 5;
+/// The scope of an operator.
+const OPERATOR: &str = PrincipalRole::Operator.as_str();
 
 pub(crate) async fn run(command: AuthCommand, client: &Client, output: &mut Output) -> Result<(), CliError> {
     match command {
@@ -45,6 +48,9 @@ struct Asked {
     expires_in: u64,
     #[serde(default)]
     interval: Option<u64>,
+    /// What it may become, as our own servers say it.
+    #[serde(default)]
+    scope: Option<String>,
 }
 
 /// The answer that has a token in it.
@@ -63,7 +69,7 @@ struct Granted {
 
 async fn login(args: LoginArgs, client: &Client, output: &mut Output) -> Result<(), CliError> {
     let name = args.client.unwrap_or_else(default_client);
-    let scope = if args.operator { "user operator" } else { "user" };
+    let scope = if args.operator { "user operator" } else { PrincipalRole::User.as_str() };
     let answer = client.form(DEVICE_AUTHORIZATION, &[("client_id", &name), ("scope", scope)]).await?;
     let asked: Asked = match answer {
         (200, answer) => serde_json::from_value(answer).map_err(CliError::other)?,
@@ -75,6 +81,14 @@ async fn login(args: LoginArgs, client: &Client, output: &mut Output) -> Result<
         }
         (status, answer) => return Err(refused(status, &answer)),
     };
+    // A server that does not say what it lets ask for may give it.
+    if args.operator && asked.scope.as_deref().is_some_and(|scope| !scope.split(' ').any(|word| word == OPERATOR)) {
+        return Err(CliError::Auth(format!(
+            "nobody signs in as an operator at {}: auth.device_grant.allow_operator is not set there; sign in as a user with \
+             `towline auth login`",
+            client.server()
+        )));
+    }
     if output.is_json() {
         let shown = json!({
             "expires_in": asked.expires_in,
@@ -89,7 +103,16 @@ async fn login(args: LoginArgs, client: &Client, output: &mut Output) -> Result<
         output.note(format!("more at {}; waiting", asked.verification_uri));
     }
     let granted = wait(client, &name, &asked).await?;
-    keep(client, granted, output)
+    let is_operator = granted.scope.as_deref() == Some(OPERATOR);
+    keep(client, granted, output)?;
+    if args.operator && !is_operator {
+        return Err(CliError::Auth(
+            "the session is kept, and is not an operator's: who approved it did not give that role (`towline auth device \
+             approve CODE --as NAME --role operator`)"
+                .to_owned(),
+        ));
+    }
+    Ok(())
 }
 
 /// Asks again and again until the operator has decided.
@@ -134,7 +157,9 @@ fn keep(client: &Client, granted: Granted, output: &mut Output) -> Result<(), Cl
     let name = contexts.name_of(server).map_or_else(|| name_of_url(server), str::to_owned);
     let (who, until) = (principal.clone(), expires.clone());
     let servers = client.servers();
-    let context = Context { servers, token: Some(access_token), principal, session: session.clone(), expires };
+    let known = contexts.contexts.get(&name).and_then(|context| context.ca_file.clone());
+    let ca_file = client.ca_file().map(std::path::Path::to_owned).or(known);
+    let context = Context { servers, token: Some(access_token), principal, session: session.clone(), expires, ca_file };
     contexts.contexts.insert(name.clone(), context);
     contexts.current = Some(name.clone());
     contexts.save()?;

@@ -104,7 +104,11 @@ async fn show_place(task: &RemoteTask, client: &Client, output: &mut Output) -> 
     if output.is_json() || task.state.is_terminal() || task.state.is_interrupted() {
         return Ok(());
     }
-    let record: Value = client.get(&format!("/api/v1/tasks/{}", task.id)).await?;
+    let record: Value = match client.get(&format!("/api/v1/tasks/{}", task.id)).await {
+        // Where a task runs is the operator's to know.
+        Err(CliError::Auth(_)) => return Ok(()),
+        record => record?,
+    };
     if let Some(node) = record.pointer("/lease/node") {
         output.line(format!("runs on  node {node}"))?;
     }
@@ -182,21 +186,7 @@ async fn subscribe(id: &str, from: Option<u64>, client: &Client, output: &mut Ou
 /// Follows the task at one node after the other until it has ended or waits for its client.
 async fn wait(id: &str, limit: Option<Duration>, client: &Client, output: &mut Output) -> Result<(), CliError> {
     let endpoints = client.meshes();
-    let until_settled = async {
-        for at in 0.. {
-            let endpoint = &endpoints[at % endpoints.len()];
-            match settled_at(endpoint, id).await {
-                Ok(Some(task)) => return Ok(task),
-                Ok(None) => {}
-                Err(error) if error.is_transient() || error.is_unavailable() => {
-                    output.note(format!("{}: going on", crate::error::chain(&error)));
-                }
-                Err(error) => return Err(call_failed(&error)),
-            }
-            tokio::time::sleep(WAIT_PAUSE).await;
-        }
-        unreachable!("the numbers do not end")
-    };
+    let until_settled = settled(id, &endpoints, output);
     let task = match limit {
         Some(limit) => match tokio::time::timeout(limit, until_settled).await {
             Ok(task) => task?,
@@ -204,7 +194,29 @@ async fn wait(id: &str, limit: Option<Duration>, client: &Client, output: &mut O
         },
         None => until_settled.await?,
     };
-    if output.is_json() { Ok(output.json(&task.raw)?) } else { show_result(&task, output) }
+    show_settled(&task, output)
+}
+
+/// Shows a task that has ended or waits for its client.
+pub(super) fn show_settled(task: &RemoteTask, output: &mut Output) -> Result<(), CliError> {
+    if output.is_json() { Ok(output.json(&task.raw)?) } else { show_result(task, output) }
+}
+
+/// The task once it has ended or waits for its client, asked for at one endpoint after the other.
+pub(super) async fn settled(id: &str, endpoints: &[A2aClient], output: &mut Output) -> Result<RemoteTask, CliError> {
+    for at in 0.. {
+        let endpoint = &endpoints[at % endpoints.len()];
+        match settled_at(endpoint, id).await {
+            Ok(Some(task)) => return Ok(task),
+            Ok(None) => {}
+            Err(error) if error.is_transient() || error.is_unavailable() => {
+                output.note(format!("{}: going on", crate::error::chain(&error)));
+            }
+            Err(error) => return Err(call_failed(&error)),
+        }
+        tokio::time::sleep(WAIT_PAUSE).await;
+    }
+    unreachable!("the numbers do not end")
 }
 
 /// The task once it is settled; none if its stream ended before.
@@ -215,7 +227,7 @@ async fn settled_at(endpoint: &A2aClient, id: &str) -> Result<Option<RemoteTask>
         return Ok(Some(task));
     }
     let mut events = match endpoint.subscribe(id, task.generation, None).await {
-        Err(error) if error.is_unsupported() => return Ok(None),
+        Err(error) if error.has_no_streams() => return Ok(None),
         events => events?,
     };
     while let Some(event) = events.next().await {

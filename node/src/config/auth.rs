@@ -42,6 +42,9 @@ const MOST_CACHE: Duration = Duration::from_secs(24 * 3600);
 /// Largest file of certificates.
 const MAX_PEM_BYTES: u64 = 1024 * 1024;
 
+/// What says who may call.
+const WRITE_RULES: &str = "write auth.principals: [ { id: user:ada, role: user, bearer: { sha256: HASH } } ]";
+
 /// Reads the section, and refuses a listener that it leaves open. The authorities of clients become a part of the listener's TLS.
 pub(crate) fn read(root: &mut Section<'_>, node: &mut NodeSettings, limits: &LimitSettings) -> AuthSettings {
     let mut settings = AuthSettings {
@@ -49,7 +52,13 @@ pub(crate) fn read(root: &mut Section<'_>, node: &mut NodeSettings, limits: &Lim
         streams_per_principal: limits.streams_per_principal,
         ..AuthSettings::default()
     };
+    if let Some(field) = root.written_empty("auth") {
+        field.mistake(format!("says nothing, so nobody is told apart by it: {WRITE_RULES}, or leave auth out"));
+    }
     if let Some(mut section) = root.get("auth").and_then(|field| field.section()) {
+        if let Some(field) = section.written_empty("principals") {
+            field.mistake(format!("has no rule, so nobody is told apart by it: {WRITE_RULES}, or leave it out"));
+        }
         read_client_ca(&mut section, node, &mut settings);
         settings.origins = section.list("origins").iter().filter_map(|field| field.parse(Origin::parse)).collect();
         let jwt = section.get("jwt");
@@ -349,17 +358,15 @@ fn check_listener(root: &mut Section<'_>, node: &NodeSettings, settings: &AuthSe
     if node.tls.is_none() {
         open.push(
             "tokens and answers could be read on the way (write node.tls: { certificate: FILE, key: FILE }, or listen on \
-             127.0.0.1 and reach it through ssh or a proxy that authenticates)",
+             127.0.0.1 and reach it through ssh or a proxy that authenticates)"
+                .to_owned(),
         );
     }
     if !settings.is_configured() {
-        open.push(
-            "nothing says who may call (write auth.principals: [ { id: user:ada, role: user, bearer: { sha256: HASH } } ], or \
-             auth.client_ca: FILE)",
-        );
+        open.push(format!("nothing says who may call ({WRITE_RULES}, or auth.client_ca: FILE)"));
     }
     if address.ip().is_unspecified() && node.public_url.is_none() {
-        open.push("it is every address, and clients need one (write node.public_url: https://mesh.example)");
+        open.push("it is every address, and clients need one (write node.public_url: https://mesh.example)".to_owned());
     }
     if !open.is_empty() {
         field.mistake(format!("{address} is not on loopback: {}", open.join("; ")));

@@ -180,6 +180,18 @@ impl<'a> Section<'a> {
         (entry.value.value != Value::Null).then_some(Field { tree: &entry.value, path, context: self.field.context })
     }
 
+    /// The setting of that name if it is written and says nothing: without a value, or an empty list or mapping.
+    pub(crate) fn written_empty(&self, key: &str) -> Option<Field<'a>> {
+        let entry = self.entries.iter().find(|entry| entry.key == key)?;
+        let is_empty = match &entry.value.value {
+            Value::Null => true,
+            Value::List(items) => items.is_empty(),
+            Value::Map(entries) => entries.is_empty(),
+            Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Text(_) => false,
+        };
+        is_empty.then(|| Field { tree: &entry.value, path: self.path_of(key), context: self.field.context })
+    }
+
     /// The setting of that name; a mistake if it is missing. `example` shows how to write it.
     pub(crate) fn required(&mut self, key: &'static str, example: &str) -> Option<Field<'a>> {
         let found = self.get(key);

@@ -129,3 +129,34 @@ fn filled(state: &State, task: TaskId, gathered: &[SpanRecord]) -> Vec<SpanRecor
     let family = state.task(task).map(|record| (task, Arc::new(record.clone()))).into_iter().collect();
     fill(state, task, &family, gathered)
 }
+
+#[test]
+fn below_a_span_is_what_it_led_to_and_nothing_else_of_its_trace() {
+    let span = |id: &str, parent: Option<&str>| SpanRecord {
+        trace_id: "7".into(),
+        span_id: id.into(),
+        parent_span_id: parent.map(str::to_owned),
+        name: id.into(),
+        kind: Kind::Internal,
+        service: String::new(),
+        node: String::new(),
+        start_us: 0,
+        end_us: 1,
+        attributes: BTreeMap::new(),
+        links: Vec::new(),
+        events: Vec::new(),
+        error: None,
+    };
+    let spans = vec![
+        span("of another", None),
+        span("c", Some("b")),
+        span("a", Some("of another")),
+        span("b", Some("a")),
+        span("beside", Some("of another")),
+        span("circle 1", Some("circle 2")),
+        span("circle 2", Some("circle 1")),
+    ];
+    let kept: Vec<String> = below(spans.clone(), "a").into_iter().map(|span| span.span_id).collect();
+    assert_eq!(kept, ["c", "a", "b"]);
+    assert_eq!(below(spans, "circle 1").len(), 2, "and a circle has an end");
+}

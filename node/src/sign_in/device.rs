@@ -30,7 +30,7 @@ use super::{
     SignIns, launch, limiter, now,
     secrets::{self, TOKEN_PREFIX},
 };
-use crate::a2a::listener::PeerAddress;
+use crate::{a2a::listener::PeerAddress, auth, output::is_deceptive};
 
 /// Where clients find the rest (RFC 8414, 3).
 const METADATA: &str = "/.well-known/oauth-authorization-server";
@@ -113,7 +113,7 @@ impl SignIns {
             let (client, source) = (client.clone(), source.clone());
             let ask = DeviceAsk { device: device.clone(), code: code.clone(), client, source, wants, ttl_ms };
             match self.propose(SignIn::Ask(ask)).await {
-                Ok(()) => return Ok(self.asked(&device_code, &code.to_string())),
+                Ok(()) => return Ok(self.asked(&device_code, &code.to_string(), wants)),
                 Err(ProposeError::Rejected(Rejection::SignIn(SignInRejection::CodeTaken { .. }))) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -121,12 +121,14 @@ impl SignIns {
         Err(OauthError::unavailable("no free code was drawn: try again".to_owned(), Duration::from_secs(1)))
     }
 
-    fn asked(&self, device_code: &str, code: &str) -> Value {
+    /// The answer to a device that asked. It says also the most that it may become (RFC 6749, 3.3, says it with the token only).
+    fn asked(&self, device_code: &str, code: &str, wants: PrincipalRole) -> Value {
         let page = format!("{}{VERIFICATION}", self.public_url);
         json!({
             "device_code": device_code,
             "expires_in": REQUEST_TTL.as_secs(),
             "interval": INTERVAL.as_secs(),
+            "scope": wants.as_str(),
             "user_code": code,
             "verification_uri": page,
             "verification_uri_complete": format!("{page}?code={code}"),
@@ -148,7 +150,7 @@ impl SignIns {
         Ok(if self.settings.allow_operator { wants } else { PrincipalRole::User })
     }
 
-    async fn answer(&self, form: &HashMap<String, String>) -> Result<Value, OauthError> {
+    async fn answer(&self, form: &HashMap<String, String>, source: &str) -> Result<Value, OauthError> {
         match field(form, "grant_type")? {
             GRANT_TYPE => {}
             other => {
@@ -161,7 +163,7 @@ impl SignIns {
         let known = self.cluster.local(|state| state.device_request_of(&device).cloned());
         let known = match known {
             Some(request) => Some(request),
-            None => self.look_for(&device).await?,
+            None => self.look_for(&device, source).await?,
         };
         let request = known.ok_or_else(|| OauthError::from(SignInRejection::UnknownDevice))?;
         self.judge(&request)?;
@@ -169,11 +171,10 @@ impl SignIns {
     }
 
     /// Asks the cluster for a request that this node does not know yet.
-    async fn look_for(&self, device: &SecretHash) -> Result<Option<DeviceRequest>, OauthError> {
+    async fn look_for(&self, device: &SecretHash, source: &str) -> Result<Option<DeviceRequest>, OauthError> {
         let busy = |reason: String| OauthError::unavailable(reason, Duration::from_secs(1));
-        let _permit = self.looks.try_acquire().map_err(|_| busy("too many such questions".to_owned()))?;
-        let asked = self.cluster.read(|state| state.device_request_of(device).cloned()).await;
-        asked.map_err(|error| busy(error.reason))
+        self.looks.catch_up(&self.cluster, source).await.map_err(busy)?;
+        Ok(self.cluster.local(|state| state.device_request_of(device).cloned()))
     }
 
     fn judge(&self, request: &DeviceRequest) -> Result<(), OauthError> {
@@ -269,9 +270,10 @@ async fn give_up(State(sign_ins): State<Arc<SignIns>>, request: Request) -> Resp
 
 async fn token(State(sign_ins): State<Arc<SignIns>>, request: Request) -> Response {
     let answer = async {
-        counted(&sign_ins.polls_of_sources, &source(&request)?)?;
+        let source = source(&request)?;
+        counted(&sign_ins.polls_of_sources, &source)?;
         let form = form(request).await?;
-        sign_ins.answer(&form).await
+        sign_ins.answer(&form, &source).await
     };
     respond(answer.await)
 }
@@ -285,8 +287,8 @@ pub(super) fn respond(answer: Result<Value, OauthError>) -> Response {
 
 /// Where a request comes from. A page in a browser is refused: it has no business with a code that a person reads.
 pub(super) fn source(request: &Request) -> Result<String, OauthError> {
-    if request.headers().contains_key(header::ORIGIN) {
-        let text = "requests with an Origin header are refused: signing in is not for web pages".to_owned();
+    if request.headers().contains_key(header::ORIGIN) || auth::is_of_another_site(request.headers()) {
+        let text = "requests of web pages are refused: signing in is not for them".to_owned();
         return Err(OauthError::bad("invalid_request", text).with_status(StatusCode::FORBIDDEN));
     }
     let address = request.extensions().get().map(|PeerAddress(address): &PeerAddress| SocketAddr::ip(address));
@@ -334,11 +336,14 @@ pub(super) fn field<'a>(form: &'a HashMap<String, String>, name: &str) -> Result
     found.ok_or_else(|| OauthError::bad("invalid_request", format!("{name} is missing")))
 }
 
-/// What a client calls itself, for the operator who looks at it: printable, and of a length that can be read.
+/// What a client calls itself, for the operator who looks at it: of a length that can be read, and of letters that show what is
+/// there.
 fn client_name(form: &HashMap<String, String>) -> Result<String, OauthError> {
     let name = form.get("client_id").map(|name| name.trim()).filter(|name| !name.is_empty()).unwrap_or(UNNAMED);
-    if name.len() > MAX_CLIENT_NAME_BYTES || name.chars().any(char::is_control) {
-        let text = format!("client_id has at most {MAX_CLIENT_NAME_BYTES} bytes and no control characters");
+    if name.len() > MAX_CLIENT_NAME_BYTES || name.chars().any(is_deceptive) {
+        let text = format!(
+            "client_id has at most {MAX_CLIENT_NAME_BYTES} bytes, and no control characters or such that change the direction of text"
+        );
         return Err(OauthError::bad("invalid_request", text));
     }
     Ok(name.to_owned())
@@ -468,6 +473,18 @@ mod tests {
         assert_eq!(at(18), Err("slow_down"), "ten seconds by then");
         assert_eq!(at(33), Ok(()), "fifteen");
         assert!(polls.note(&SecretHash::of("other"), start).is_ok());
+    }
+
+    #[test]
+    fn a_client_calls_itself_what_a_terminal_shows_as_it_is() {
+        let name = |text: &str| client_name(&HashMap::from([("client_id".to_owned(), text.to_owned())]));
+        for good in ["towline of ada", "Adas Gerät", "クライアント"] {
+            assert_eq!(name(good).unwrap(), good);
+        }
+        assert_eq!(name("  ").unwrap(), UNNAMED);
+        for odd in ["a\u{1b}[2J", "a\nb", "\u{202e}moor", "a\u{2066}b", "a\u{9b}b", "a\u{200b}b", &"x".repeat(1_000)] {
+            assert_eq!(name(odd).unwrap_err().error, "invalid_request", "{odd:?}");
+        }
     }
 
     #[test]

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use towline_core::{PrincipalRole, SecretHash, Session, SessionKind};
 
-use super::{SignIns, now, secrets::is_token};
+use super::{
+    SignIns, now,
+    secrets::{TOKEN_PREFIX, is_token},
+};
 use crate::auth::{Known, Sessions};
 
 /// The name of the device grant among the security schemes of a card.
@@ -14,8 +17,11 @@ const SCHEME: &str = "device";
 impl Sessions for SignIns {
     /// The guard before all routes has asked the cluster for what this node does not know: what it does not know here is none.
     fn look_up(&self, bearer: &str) -> Known {
-        if !is_token(bearer) {
+        if !bearer.starts_with(TOKEN_PREFIX) {
             return Known::Foreign;
+        }
+        if !is_token(bearer) {
+            return Known::NoSession;
         }
         let (token, at) = (SecretHash::of(bearer), now(&self.cluster));
         let known = |session: &Session| Known::Session { principal: session.principal(), id: session.id.to_string() };

@@ -14,6 +14,7 @@ mod device;
 mod known;
 mod launch;
 mod limiter;
+mod looks;
 mod secrets;
 mod sessions;
 
@@ -26,22 +27,20 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use towline_cluster::{ClusterHandle, ProposeError};
 use towline_core::{Command, Principal, Proposal, SecretHash, SignIn, Timestamp};
 
 use device::Polls;
 use launch::Launches;
 use limiter::Limiter;
+use looks::Looks;
 
 pub(crate) use device::{DEVICE_AUTHORIZATION, GRANT_TYPE, REVOKE, TOKEN};
 pub use sessions::guard;
 
 /// How long a session of the device grant is good, where the configuration does not say.
 pub const DEFAULT_SESSION_TTL: Duration = Duration::from_secs(8 * 3600);
-
-/// Linearizable looks for tokens that this node does not know: somebody who guesses does not fill the way to the leader.
-const MAX_LOOKS: usize = 16;
 
 /// What the configuration says about the device grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +72,7 @@ pub struct SignIns {
     /// Questions after a token, by device code.
     polls: Polls,
     launches: Launches,
-    looks: Semaphore,
+    looks: Looks,
     /// Counts the moments at which sessions may have ended.
     ended: watch::Sender<u64>,
     /// Sessions that were used, and whose mark of that is old.
@@ -91,7 +90,7 @@ impl SignIns {
             polls_of_sources: limiter::of_polls(),
             polls: Polls::default(),
             launches: Launches::new(),
-            looks: Semaphore::new(MAX_LOOKS),
+            looks: Looks::default(),
             ended: watch::Sender::new(0),
             used: Mutex::default(),
         })

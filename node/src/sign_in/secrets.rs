@@ -6,12 +6,13 @@ use towline_core::{SessionId, UserCode};
 /// What tokens of sessions begin with: so they are told from other bearers, and found where they do not belong.
 pub(super) const TOKEN_PREFIX: &str = "towline_st_";
 
-/// Longest text that can be a token of ours.
-const MAX_TOKEN_BYTES: usize = 128;
+/// Letters of 256 bits in base64url.
+const SECRET_CHARS: usize = 43;
 
-/// Whether a text has the form of a token of ours.
+/// Whether a text has the form of a token of ours: anything else is looked up nowhere.
 pub(super) fn is_token(text: &str) -> bool {
-    text.starts_with(TOKEN_PREFIX) && text.len() <= MAX_TOKEN_BYTES
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    text.strip_prefix(TOKEN_PREFIX).is_some_and(|secret| secret.len() == SECRET_CHARS && secret.bytes().all(is_letter))
 }
 
 /// The system gives no random numbers.
@@ -53,7 +54,12 @@ mod tests {
     fn secrets_differ_and_say_what_they_are() {
         let (one, two) = (secret(TOKEN_PREFIX).unwrap(), secret(TOKEN_PREFIX).unwrap());
         assert!(one != two && one.starts_with("towline_st_") && one.len() == 11 + 43, "{one}");
-        assert!(one.len() <= MAX_TOKEN_BYTES);
+        assert!(
+            is_token(&one)
+                && !is_token(&one[1..])
+                && !is_token(&format!("{one}A"))
+                && !is_token(&one.replace('_', "+"))
+        );
         let id = session_id("ds").unwrap();
         assert!(id.as_str().starts_with("ds_") && id != session_id("ds").unwrap(), "{id}");
     }

@@ -245,6 +245,48 @@ async fn who_signs_out_ends_the_own_session_and_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_is_good_only_for_what_the_configuration_still_grants() {
+    let node = Node::start(ON).await;
+    let ada = node.signed_in("ada", "operator", Some("operator")).await;
+    let bob = node.signed_in("bob", "user", None).await;
+    // The same cluster, as a node sees it that was started with another configuration.
+    let restarted = |settings| SignIns::new(node.cluster.handle(), settings, node.url.clone());
+    let is_known = |sign_ins: &SignIns, granted: &Value| {
+        let known = sign_ins.look_up(granted["access_token"].as_str().unwrap());
+        matches!(known, crate::auth::Known::Session { .. })
+    };
+    for (settings, operators, users) in [
+        (ON, true, true),
+        (DeviceGrantSettings { allow_operator: false, ..ON }, false, true),
+        (DeviceGrantSettings { enabled: false, ..ON }, false, false),
+    ] {
+        let sign_ins = restarted(settings);
+        assert_eq!((is_known(&sign_ins, &ada), is_known(&sign_ins, &bob)), (operators, users), "{settings:?}");
+    }
+    let launched = json!({ "access_token": node.operator });
+    assert!(is_known(&restarted(DeviceGrantSettings::default()), &launched), "a launched client needs no grant");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn invented_tokens_are_refused_by_what_was_asked_once_and_a_session_comes_through_beside_them() {
+    let node = Node::start(ON).await;
+    let ada = node.signed_in("ada", "user", None).await;
+    let invented = || json!({ "access_token": super::secrets::secret(super::secrets::TOKEN_PREFIX).unwrap() });
+    let many: Vec<Value> = (0..40).map(|_| invented()).collect();
+    let statuses = futures::future::join_all(many.iter().map(|token| node.with(token, "/api/v1/agents"))).await;
+    assert!(statuses.iter().all(|(status, _)| matches!(status, 401 | 429)), "{statuses:?}");
+    let remembered =
+        |token: &Value| node.sign_ins.looks.is_nobodys(&SecretHash::of(token["access_token"].as_str().unwrap()));
+    assert!(many.iter().all(remembered));
+    assert_eq!(node.with(&ada, "/api/v1/agents").await.0, 200, "from the address that guessed");
+    let odd = json!({ "access_token": "towline_st_short" });
+    assert!(matches!(node.with(&odd, "/api/v1/agents").await.0, 401 | 429));
+    assert!(!remembered(&odd), "what has not the form of a token is looked up nowhere");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_that_is_none_is_refused_whatever_else_the_request_shows() {
     let node = Node::start(ON).await;
     // From this machine and without a token it would be the operator.

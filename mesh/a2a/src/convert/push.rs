@@ -1,4 +1,5 @@
-//! Push notification configs: what a client asks, and what it is shown. Credentials are taken and never shown again.
+//! Push notification configs: what a client asks, and what it is shown. Its token and credentials are taken and never shown again:
+//! with either of them somebody else could pass for this node at the receiver.
 
 use a2a_pb::pbconv;
 use serde_json::{Value, json};
@@ -146,7 +147,7 @@ fn shown(task: &str, config: &WebhookConfig) -> a2a::TaskPushNotificationConfig 
         url: config.url.clone(),
         id: Some(config.id.clone()),
         task_id: task.to_owned(),
-        token: config.token.clone(),
+        token: None,
         authentication: authentication
             .map(|auth| a2a::AuthenticationInfo { scheme: auth.scheme.clone(), credentials: None }),
         tenant: None,
@@ -166,12 +167,12 @@ mod tests {
     }
 
     #[test]
-    fn a_config_says_where_and_how_and_its_credentials_are_not_shown_again() {
+    fn a_config_says_where_and_how_and_its_token_and_credentials_are_not_shown_again() {
         let auth = json!({ "scheme": "Bearer", "credentials": "secret" });
         let read = create(json!({ "id": "a", "token": "t", "authentication": auth })).unwrap();
         assert_eq!(read.config.authentication.as_ref().unwrap().credentials.as_deref(), Some("secret"));
         let shown = push_config(TASK, &read.config).unwrap();
-        let expected = json!({ "id": "a", "taskId": TASK, "url": "https://receiver.example/hook", "token": "t",
+        let expected = json!({ "id": "a", "taskId": TASK, "url": "https://receiver.example/hook",
             "authentication": { "scheme": "Bearer" } });
         assert_eq!(shown, expected);
     }

@@ -1,4 +1,4 @@
-//! Which messages were taken, so that none is taken twice: by the owner of the task and message id, for as long as the task is open
+//! Which messages were taken, so that none is taken twice: by their sender and message id, for as long as the task is open
 //! and [`limits::DEDUP_AFTER_END_MS`] longer, also when the task itself is gone by then.
 
 use serde::{Deserialize, Serialize};
@@ -48,11 +48,10 @@ impl Sent {
 pub(super) type Expiring = (Timestamp, Principal, MessageId);
 
 impl State {
-    /// The task that the same message made or continued before. `owner` is that of the task that the message is for: what an
-    /// operator says to another's task is remembered with the task.
+    /// The task that the same message of this sender made or continued before.
     pub(super) fn sent_before(
         &self,
-        owner: &Principal,
+        sender: &Principal,
         message: &Message,
         agent: Option<&AgentName>,
         now: Timestamp,
@@ -60,9 +59,9 @@ impl State {
         if mutants::on(Mutant::DedupOff) {
             return Ok(None);
         }
-        let sent = self.dedup.get(&(owner.clone(), message.message_id.clone()));
+        let sent = self.dedup.get(&(sender.clone(), message.message_id.clone()));
         let Some(sent) = sent.filter(|sent| sent.ended.is_none_or(|ended| !is_over(ended, now))) else {
-            return self.remembered_before(owner, message, agent, now);
+            return self.remembered_before(sender, message, agent, now);
         };
         let same = agent.is_none_or(|agent| *agent == sent.agent) && self.said_the_same(sent, message);
         if same { Ok(Some(sent.task)) } else { Err(reused(message, sent.task)) }
@@ -71,12 +70,12 @@ impl State {
     /// The same, of messages of archived tasks.
     fn remembered_before(
         &self,
-        owner: &Principal,
+        sender: &Principal,
         message: &Message,
         agent: Option<&AgentName>,
         now: Timestamp,
     ) -> Result<Option<TaskId>, Rejection> {
-        let mark = self.remembered.get(owner, &message.message_id);
+        let mark = self.remembered.get(sender, &message.message_id);
         let Some(mark) = mark.filter(|mark| !is_over(mark.ended(), now)) else { return Ok(None) };
         let same = agent.is_none_or(|agent| mark.is_for(agent)) && mark.says(Digest::of_message(message));
         if same { Ok(Some(mark.task())) } else { Err(reused(message, mark.task())) }
@@ -90,17 +89,17 @@ impl State {
         history.filter(|first| first.message_id == message.message_id).any(|first| first.same_content(message))
     }
 
-    pub(super) fn remember(&mut self, owner: &Principal, message: &Message, task: &Task) {
+    pub(super) fn remember(&mut self, sender: &Principal, message: &Message, task: &Task) {
         let digest = Some(Digest::of_message(message));
         let sent = Sent { task: task.id, agent: task.agent.clone(), digest, ended: None };
-        self.dedup.insert((owner.clone(), message.message_id.clone()), sent);
+        self.dedup.insert((sender.clone(), message.message_id.clone()), sent);
     }
 
     /// The task has ended: from here on the time runs after which its messages are forgotten.
     pub(super) fn let_messages_expire(&mut self, id: TaskId, ended: Timestamp) {
         let Some(task) = self.tasks.get(&super::key(id)) else { return };
-        for message in &task.history {
-            let name = (task.owner.clone(), message.message_id.clone());
+        for (sender, message) in task.sent() {
+            let name = (sender.clone(), message.message_id.clone());
             let Some(sent) = self.dedup.get_mut(&name).filter(|sent| sent.task == id) else { continue };
             sent.ended = Some(ended);
             self.expiring.insert((ended, name.0, name.1));
@@ -125,8 +124,8 @@ impl State {
                 self.remembered.forget_oldest();
                 continue;
             }
-            let Some((ended, owner, message)) = self.expiring.pop_first() else { return };
-            let name = (owner, message);
+            let Some((ended, sender, message)) = self.expiring.pop_first() else { return };
+            let name = (sender, message);
             // The id may have been used again since: then it is another message's.
             if self.dedup.get(&name).is_some_and(|sent| sent.ended == Some(ended)) {
                 self.dedup.remove(&name);
@@ -136,8 +135,8 @@ impl State {
 
     /// A swept task's messages whose end was not noted, by a version that did not, go with the task.
     pub(super) fn forget_unnoted(&mut self, task: &Task) {
-        for message in &task.history {
-            let name = (task.owner.clone(), message.message_id.clone());
+        for (sender, message) in task.sent() {
+            let name = (sender.clone(), message.message_id.clone());
             if self.dedup.get(&name).is_some_and(|sent| sent.task == task.id && sent.ended.is_none()) {
                 self.dedup.remove(&name);
             }

@@ -9,9 +9,7 @@ use super::{
     remembered::Mark,
     stubs::{Kept, Stub},
 };
-use crate::{
-    Applied, Digest, Level, Message, Principal, Rejection, Reply, Stamp, Task, TaskId, TaskState, Timestamp, limits,
-};
+use crate::{Applied, Digest, Level, Message, Principal, Rejection, Reply, Task, TaskId, TaskState, Timestamp, limits};
 
 /// Where the record of a task is.
 #[derive(Debug, Clone, PartialEq)]
@@ -225,8 +223,8 @@ impl State {
 
     /// What versions noted of messages only with the task is noted with them: the task's history goes.
     fn note_messages(&mut self, task: &Task) {
-        for message in &task.history {
-            let name = (task.owner.clone(), message.message_id.clone());
+        for (sender, message) in task.sent() {
+            let name = (sender.clone(), message.message_id.clone());
             let Some(sent) = self.dedup.get_mut(&name).filter(|sent| sent.is_of(task.id)) else { continue };
             if sent.note(Digest::of_message(message), task.status.at) {
                 self.expiring.insert((task.status.at, name.0, name.1));
@@ -236,8 +234,8 @@ impl State {
 
     /// The task's messages are kept in fewer bytes.
     fn remember_by_hash(&mut self, task: &Task) {
-        for message in &task.history {
-            let name = (task.owner.clone(), message.message_id.clone());
+        for (sender, message) in task.sent() {
+            let name = (sender.clone(), message.message_id.clone());
             if !self.dedup.get(&name).is_some_and(|sent| sent.is_of(task.id)) {
                 continue;
             }
@@ -250,17 +248,8 @@ impl State {
     }
 
     /// A message to a task that may be in the archive, and is not here.
-    pub(super) fn continue_ended(
-        &self,
-        by: &Principal,
-        id: TaskId,
-        message: &Message,
-        stamp: Stamp,
-    ) -> Result<Applied, Rejection> {
+    pub(super) fn continue_ended(&self, by: &Principal, id: TaskId, message: &Message) -> Result<Applied, Rejection> {
         let stub = self.stub_for(by, id).ok_or(Rejection::UnknownTask { task: id })?;
-        if let Some(task) = self.sent_before(&stub.owner, message, None, stamp.at)? {
-            return Ok(Applied { reply: Reply::Continued { task }, effects: Vec::new() });
-        }
         check_message(message, self.level)?;
         if message.context_id.as_ref().is_some_and(|context| *context != stub.context) {
             return Err(Rejection::ContextMismatch { task: id });

@@ -13,24 +13,24 @@ impl State {
         then: Command,
         stamp: Stamp,
     ) -> Result<Applied, Rejection> {
-        let (owner, current) = self.generation_for(&by, task).ok_or(Rejection::UnknownTask { task })?;
-        if current != expected && !self.is_carried_out(&owner, &then, stamp)? {
+        if let Command::Continue { message, .. } = &then
+            && self.sent_before(&by.owner(), message, None, stamp.at)?.is_some()
+        {
+            return self.carry_out(by, then, stamp);
+        }
+        let current = self.generation_for(&by, task).ok_or(Rejection::UnknownTask { task })?;
+        let is_canceled = then.canceled().is_some_and(|task| self.state_of(task) == Some(TaskState::Canceled));
+        if current != expected && !is_canceled {
             return Err(Rejection::GenerationMismatch { task, expected, current });
         }
         self.carry_out(by, then, stamp)
     }
 
-    /// Whose a task is, and the index of its last event, wherever its record is; none of another's.
-    fn generation_for(&self, by: &Principal, id: TaskId) -> Option<(Principal, u64)> {
+    /// The index of the last event of a task, wherever its record is; none of another's.
+    fn generation_for(&self, by: &Principal, id: TaskId) -> Option<u64> {
         let live = self.task(id).map(|task| (task.owner.clone(), task.generation));
         let found = live.or_else(|| self.stub(id).map(|stub| (stub.owner, stub.generation)));
-        found.filter(|(owner, _)| by.may_act_on(owner) || self.asked_task(by, id).is_some())
-    }
-
-    fn is_carried_out(&self, owner: &Principal, command: &Command, stamp: Stamp) -> Result<bool, Rejection> {
-        if let Command::Continue { message, .. } = command {
-            return Ok(self.sent_before(owner, message, None, stamp.at)?.is_some());
-        }
-        Ok(command.canceled().is_some_and(|task| self.state_of(task) == Some(TaskState::Canceled)))
+        let seen = found.filter(|(owner, _)| by.may_act_on(owner) || self.asked_task(by, id).is_some());
+        seen.map(|(_, generation)| generation)
     }
 }

@@ -71,6 +71,30 @@ impl SignIns {
         found.map(Arc::make_mut).ok_or_else(|| SignInRejection::UnknownCode { code: code.clone() })
     }
 
+    /// Makes room for a request of a source, so that nobody who asks often keeps others from asking: what nobody has decided
+    /// goes, the oldest first, of the same source where that has too many, else of the one that has the most.
+    ///
+    /// Fails when everything that is kept was decided.
+    fn make_room(&mut self, source: &str, now: Timestamp) -> Result<(), Rejection> {
+        let kept = || self.requests.values().filter(|request| is_kept(request, now));
+        let mut waiting: BTreeMap<&str, Vec<(Timestamp, &UserCode)>> = BTreeMap::new();
+        for request in kept().filter(|request| request.decision.is_none()) {
+            waiting.entry(&request.source).or_default().push((request.created, &request.code));
+        }
+        let of_source = waiting.get(source).filter(|own| own.len() >= limits::MAX_DEVICE_REQUESTS_PER_SOURCE);
+        let is_full = kept().count() >= limits::MAX_DEVICE_REQUESTS;
+        let crowded = of_source.or_else(|| waiting.values().max_by_key(|all| all.len()).filter(|_| is_full));
+        match crowded.and_then(|all| all.iter().min()) {
+            Some((_, code)) => {
+                let code = (*code).clone();
+                self.requests.remove(&code);
+                Ok(())
+            }
+            None if is_full => Err(full("list of sign-ins that wait", limits::MAX_DEVICE_REQUESTS)),
+            None => Ok(()),
+        }
+    }
+
     fn check_room(&self, name: &PrincipalId, now: Timestamp) -> Result<(), Rejection> {
         if self.live_sessions(now).count() >= limits::MAX_SESSIONS {
             return Err(full("list of sessions", limits::MAX_SESSIONS));
@@ -162,15 +186,7 @@ impl State {
             let limit = limits::MAX_CLIENT_NAME_BYTES as u64;
             return Err(Rejection::TooLarge { what: "name of the client in bytes".into(), limit });
         }
-        let kept = self.sign_ins.requests.values().filter(|request| is_kept(request, now));
-        if kept.count() >= limits::MAX_DEVICE_REQUESTS {
-            return Err(full("list of sign-ins that wait", limits::MAX_DEVICE_REQUESTS));
-        }
-        let waits = |request: &&DeviceRequest| request.decision.is_none() && request.source == ask.source;
-        if self.sign_ins.live_requests(now).filter(waits).count() >= limits::MAX_DEVICE_REQUESTS_PER_SOURCE {
-            let what = format!("list of sign-ins that wait from {}", ask.source);
-            return Err(full(&what, limits::MAX_DEVICE_REQUESTS_PER_SOURCE));
-        }
+        self.sign_ins.make_room(&ask.source, now)?;
         let DeviceAsk { device, code, client, source, wants, ttl_ms } = ask;
         let expires = Timestamp(now.0.saturating_add(ttl_ms.min(limits::MAX_DEVICE_REQUEST_MS)));
         let request =

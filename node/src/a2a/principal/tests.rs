@@ -30,9 +30,19 @@ fn the_operator_is_let_in_under_the_names_of_this_node() {
 
 #[test]
 fn another_name_another_machine_or_a_page_is_not_the_operator() {
-    for host in
-        ["evil.example", "evil.example:7420", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", ""]
-    {
+    for host in [
+        "evil.example",
+        "evil.example:7420",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "10.0.0.1",
+        "",
+        "127.0.0.1:80@evil.example",
+        "127.0.0.1:7420:1",
+        "[::1]evil.example",
+        "localhost/evil.example",
+        "[::1",
+    ] {
         assert_eq!(operator(&[("host", host)], Some(HOME)), Err(Refused::Host { host: host.into() }), "{host}");
     }
     assert_eq!(operator(&[], Some(HOME)), Err(Refused::Host { host: String::new() }));

@@ -87,6 +87,21 @@ fn a_listener_that_others_can_reach_needs_tls_callers_and_a_name() {
 }
 
 #[test]
+fn a_section_that_changes_nothing_is_refused() {
+    for (rest, place) in [
+        ("auth: {}", "auth: "),
+        ("auth:", "auth: "),
+        ("auth: { principals: [] }", "auth.principals: "),
+        ("auth: { principals: }", "auth.principals: "),
+    ] {
+        let mistakes = with_base("/nowhere".as_ref(), "", rest).unwrap_err();
+        assert_eq!(mistakes.len(), 1, "{rest}: {mistakes:?}");
+        let says = &mistakes[0];
+        assert!(says.starts_with(place) && says.contains("nobody is told apart by it"), "{rest}: {mistakes:?}");
+    }
+}
+
+#[test]
 fn tls_that_could_not_be_spoken_is_refused() {
     let folder = folder();
     for (node, rest, says) in [

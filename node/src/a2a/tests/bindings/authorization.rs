@@ -216,6 +216,24 @@ async fn every_route_over_http_alone_is_open_to_whom_it_is_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_trace_and_the_webhooks_of_a_task_are_shown_to_its_owner_and_to_others_as_of_no_task() {
+    let node = Node::start_with(callers()).await;
+    for what in ["trace", "push"] {
+        let (own, foreign, absent) = (node.task_of(ADA).await, node.task_of(BOB).await, fresh());
+        let ask = async |who: Who, task: &str| {
+            let path = format!("{}/api/v1/tasks/{task}/{what}", node.url);
+            let answer = node.http.get(path).bearer_auth(who.token.unwrap()).send().await.unwrap();
+            (answer.status().as_u16(), answer.text().await.unwrap().replace(task, "TASK"))
+        };
+        assert_eq!(ask(ADA, &own).await.0, 200, "{what}");
+        assert_eq!(ask(OPERATOR, &own).await.0, 200, "{what}");
+        let of_bob = ask(ADA, &foreign).await;
+        assert_eq!((of_bob.0, &of_bob), (404, &ask(ADA, &absent).await), "{what}");
+    }
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unknown_method_is_unknown_to_everybody_who_is_known() {
     let node = Node::start_with(callers()).await;
     for who in [OPERATOR, ADA, CI, GUEST] {
