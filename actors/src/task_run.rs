@@ -475,6 +475,8 @@ impl TaskRunState {
                 }
                 OwnerWord::Released => return self.released().await,
                 OwnerWord::AskPerson { .. } | OwnerWord::Doubt { .. } | OwnerWord::Finished { .. } => {
+                    // Before anybody can answer.
+                    self.park_asking();
                     self.stop();
                     return Ok(());
                 }
