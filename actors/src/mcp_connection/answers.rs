@@ -67,6 +67,10 @@ pub(super) async fn post(
             _ => Err(unexpected(format!("HTTP {status}: {}", String::from_utf8_lossy(&said)))),
         };
     }
+    // What asks for no answer is taken, whatever the server says to it.
+    if !matches!(message, JsonRpcMessage::Request(_)) {
+        return Ok(StreamableHttpPostResponse::Accepted);
+    }
     if is_of(&response, EVENTS) {
         return Ok(StreamableHttpPostResponse::Sse(events(spool, response), session));
     }

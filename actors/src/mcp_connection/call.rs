@@ -111,7 +111,7 @@ async fn call_uncanceled(handle: &McpHandle, request: &CallRequest) -> Result<To
                 return Err(error("circuit_open", message));
             }
         };
-        let result = over_a_connection(handle, request).await;
+        let result = Box::pin(over_a_connection(handle, request)).await;
         pass.tell(sign(&result));
         match result {
             Err(error) if error.error_type == "rate_limited" && waits < MAX_RATE_WAITS => waits += 1,

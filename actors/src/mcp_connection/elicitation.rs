@@ -64,7 +64,6 @@ struct Asked {
 }
 
 impl Asked {
-    #[expect(clippy::wildcard_enum_match_arm, reason = "rmcp may add kinds")]
     fn read(server: &str, params: &ElicitRequestParams) -> Result<Self, String> {
         match params {
             ElicitRequestParams::FormElicitationParams { message, requested_schema, .. } => {
@@ -148,8 +147,8 @@ fn content(answer: &str, schema: &Value) -> Result<Map<String, Value>, String> {
             said.insert(name.clone(), default.clone());
         }
     }
-    let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    if let Some(missing) = required.into_iter().find(|name| !said.contains_key(*name)) {
+    let mut required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    if let Some(missing) = required.find(|name| !said.contains_key(*name)) {
         return Err(format!("{missing:?} is missing"));
     }
     for (name, value) in &said {

@@ -152,7 +152,7 @@ fn answered(result: Result<ToolResult, CallError>) -> Result<Response, ApiError>
 fn failed(error: CallError) -> ApiError {
     let status = match error.error_type.as_ref() {
         "unknown_tool" | "capability_missing" | "tool_changed" => StatusCode::NOT_FOUND,
-        "server_unavailable" | "circuit_open" | "rate_limited" => StatusCode::SERVICE_UNAVAILABLE,
+        // 503 would say that the cluster has no quorum.
         "timeout" => StatusCode::GATEWAY_TIMEOUT,
         _ => StatusCode::BAD_GATEWAY,
     };

@@ -110,8 +110,8 @@ agents: [ { name: reader, instruction: Read., resources: ["s*"] } ]
         &text.replace("block", "stop").replace("name: bare", "name: resource").replace("\"s*\"", "tickets"),
         &[
             "6:7 mcp.servers[0]: a server may not be called \"resource\"",
-            "8:178 mcp.servers[2].on_change: \"stop\" is not known",
-            "9:57 agents[0].resources[0]: server \"tickets\" is not declared",
+            "8:139 mcp.servers[2].on_change: \"stop\" is not known",
+            "9:59 agents[0].resources[0]: server \"tickets\" is not declared",
         ],
     );
 }
