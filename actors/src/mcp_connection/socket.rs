@@ -3,7 +3,7 @@
 
 use http::{HeaderName, HeaderValue};
 use rmcp::{
-    model::{ClientJsonRpcMessage, GetMeta},
+    model::{ClientJsonRpcMessage, ClientRequest, GetMeta},
     transport::{
         StreamableHttpClientTransport,
         common::client_side_sse::{BoxedSseResponse, ExponentialBackoff},
@@ -284,6 +284,11 @@ fn traced(
     headers
 }
 
+fn begins(message: &ClientJsonRpcMessage) -> bool {
+    let ClientJsonRpcMessage::Request(request) = message else { return false };
+    matches!(request.request, ClientRequest::InitializeRequest(_))
+}
+
 impl StreamableHttpClient for Socket {
     type Error = reqwest::Error;
 
@@ -325,7 +330,12 @@ impl StreamableHttpClient for Socket {
     ) -> Result<StreamableHttpPostResponse, Refusal> {
         let headers = traced(custom_headers, &message);
         let head = Head { uri, session: session_id, bearer: auth_header, headers };
-        answers::post(&self.http, &self.spool, (head, &self.seen), &message).await
+        let result = answers::post(&self.http, &self.spool, (head, &self.seen), &message).await;
+        if begins(&message) && matches!(result, Ok(StreamableHttpPostResponse::Json(_, None))) {
+            // Without a session there is no stream.
+            self.seen.set_push(Push::None);
+        }
+        result
     }
 
     async fn delete_session(

@@ -170,8 +170,15 @@ async fn take(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) ->
         return StatusCode::ACCEPTED.into_response();
     };
     let answer = |body: Value| ([(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response();
+    let begins = message["method"] == "initialize";
     match (wire.script)(&message).unwrap_or_else(|| usual(&message)) {
-        Reply::Result(value) => answer(json!({ "jsonrpc": "2.0", "id": id, "result": value })),
+        Reply::Result(value) => {
+            let mut response = answer(json!({ "jsonrpc": "2.0", "id": id, "result": value }));
+            if begins {
+                response.headers_mut().insert("mcp-session-id", "session-1".parse().unwrap());
+            }
+            response
+        }
         Reply::Error(code, text) => {
             answer(json!({ "jsonrpc": "2.0", "id": id, "error": { "code": code, "message": text } }))
         }
