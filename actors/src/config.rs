@@ -21,6 +21,8 @@ pub struct MeshConfig {
     pub peers: Vec<PeerConfig>,
     /// How clients are told by webhooks; none where that is off.
     pub push: Option<PushConfig>,
+    /// How this node calls itself towards MCP servers; nothing if empty.
+    pub instance: String,
 }
 
 /// One agent.
@@ -36,6 +38,8 @@ pub struct AgentConfig {
     pub instruction: String,
     /// Globs over `server.tool`.
     pub tools: Vec<String>,
+    /// Globs over the servers whose resources it may read.
+    pub resources: Vec<String>,
     /// Agents of this mesh and configured peers that it may delegate to.
     pub delegates: Vec<String>,
     /// On which nodes it is placed.
@@ -70,6 +74,7 @@ impl AgentConfig {
             model: String::new(),
             instruction: String::new(),
             tools: Vec::new(),
+            resources: Vec::new(),
             delegates: Vec::new(),
             placement: Placement::EveryNode,
             permits: None,
@@ -175,12 +180,59 @@ pub struct McpServerConfig {
     pub on_adoption: BTreeMap<String, OnAdoption>,
     /// Whether `readOnlyHint` and `idempotentHint` of the server are believed.
     pub trust_annotations: bool,
-    /// How long a call may take.
+    /// How long a call may take, whatever it says meanwhile. The time that a person takes to answer it does not count.
     pub call_timeout: Duration,
+    /// How long a call may say nothing: progress begins it anew.
+    pub idle_timeout: Duration,
+    /// Calls to it at the same time.
+    pub max_calls: usize,
+    /// Whether it may ask a person something in the middle of a call.
+    pub elicitation: bool,
+    /// What happens to a tool whose description or schema is not what it was when it was listed first.
+    pub on_change: OnChange,
     /// Whether this node refuses to start without it.
     pub required: bool,
     /// What its tags say of the data that it gives and takes.
     pub traits: Traits,
+}
+
+impl McpServerConfig {
+    /// Default of `call_timeout`: a tool that works for longer says so in the configuration.
+    pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+
+    /// Default of `idle_timeout`.
+    pub const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+    /// Default of `max_calls`: more of them would only queue in the server, where they cannot be cancelled well.
+    pub const DEFAULT_MAX_CALLS: usize = 32;
+
+    /// A server with every other setting at its default.
+    pub fn new(name: &str, transport: McpTransport) -> Self {
+        Self {
+            name: name.to_owned(),
+            transport,
+            allow: Vec::new(),
+            on_adoption: BTreeMap::new(),
+            trust_annotations: false,
+            call_timeout: Self::DEFAULT_TIMEOUT,
+            idle_timeout: Self::DEFAULT_IDLE_TIMEOUT,
+            max_calls: Self::DEFAULT_MAX_CALLS,
+            elicitation: false,
+            on_change: OnChange::Flag,
+            required: false,
+            traits: Traits::default(),
+        }
+    }
+}
+
+/// What happens to a tool that is not what it was when it was listed first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnChange {
+    /// It is said, and the tool is offered as it is now.
+    #[default]
+    Flag,
+    /// It is said, and the tool is offered no more.
+    Block,
 }
 
 /// How an MCP server is reached.
@@ -195,13 +247,41 @@ pub enum McpTransport {
         /// Where it runs.
         cwd: Option<PathBuf>,
     },
-    /// Streamable HTTP.
+    /// HTTP.
     Http {
         /// URL of the endpoint.
         endpoint: String,
         /// Sent with each request.
         headers: Vec<(String, Secret)>,
+        /// The Unix socket that it listens on, in the place of the URL's host.
+        socket: Option<PathBuf>,
+        /// Whether it is known to speak only HTTP with SSE, as of 2024-11-05.
+        legacy: bool,
     },
+}
+
+impl McpTransport {
+    /// Streamable HTTP at a URL.
+    pub fn http(endpoint: impl Into<String>) -> Self {
+        McpTransport::Http { endpoint: endpoint.into(), headers: Vec::new(), socket: None, legacy: false }
+    }
+
+    /// Its name, as in the configuration.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            McpTransport::Stdio { .. } => "stdio",
+            McpTransport::Http { legacy: true, .. } => "sse",
+            McpTransport::Http { socket: Some(_), .. } => "unix",
+            McpTransport::Http { .. } => "http",
+        }
+    }
+
+    pub(crate) fn is_stdio(&self) -> bool {
+        match self {
+            McpTransport::Stdio { .. } => true,
+            McpTransport::Http { .. } => false,
+        }
+    }
 }
 
 /// An agent outside of this mesh.

@@ -168,6 +168,7 @@ impl Actor for DispatcherActor {
             tracing::warn!(%error, "push notifications did not stop in time");
         }
         futures::future::join_all(stops).await;
+        state.shared.parked.clear();
         futures::future::join_all(state.shared.servers().iter().map(McpHandle::stop)).await;
         Ok(())
     }
@@ -178,8 +179,9 @@ impl DispatcherState {
         let Some(config) = self.shared.config.servers.iter().find(|config| config.name == server) else {
             return Ok(());
         };
-        let handle =
-            McpHandle::spawn(config.clone(), Some(self.shared.cluster.clone()), Some(self.myself.get_cell())).await?;
+        let (cluster, supervisor) = (self.shared.cluster.clone(), self.myself.get_cell());
+        let instance = &self.shared.config.instance;
+        let handle = McpHandle::spawn(config.clone(), Some(cluster), instance, Some(supervisor)).await?;
         self.connections.insert(handle.actor_id(), server.to_owned());
         self.shared.set_server(handle);
         Ok(())
@@ -261,6 +263,21 @@ impl DispatcherState {
             }
         }
         self.drain(draining);
+        self.sweep_parked();
+    }
+
+    /// A call that waits for a person is wanted while its task waits as well, or has come back to this node.
+    fn sweep_parked(&self) {
+        let cluster = &self.shared.cluster;
+        let node = cluster.node_id();
+        self.shared.parked.sweep(|task| {
+            cluster.local(|state| {
+                state.task(task).is_some_and(|task| match &task.lease {
+                    Some(lease) => lease.node == node,
+                    None => !task.status.state.is_terminal(),
+                })
+            })
+        });
     }
 
     /// Said again at each comparison while the node is drained: another node may have become able to take a task.

@@ -22,6 +22,7 @@ pub mod mcp_connection;
 pub mod model;
 mod orphans;
 mod outbox;
+mod parked;
 mod peers;
 pub mod prompt;
 mod push;
@@ -38,17 +39,17 @@ use towline_cluster::ClusterHandle;
 use towline_core::{AgentName, AgentSpec, Interruption, Step, Task};
 
 pub use config::{
-    AgentConfig, McpServerConfig, McpTransport, MeshConfig, ModelConfig, ModelTimeouts, PeerConfig, Provider, Secret,
+    AgentConfig, McpServerConfig, McpTransport, MeshConfig, ModelConfig, ModelTimeouts, OnChange, PeerConfig, Provider,
+    Secret,
 };
 pub use error::MeshError;
-pub use mcp_connection::McpServerStatus;
+pub use mcp_connection::{McpHandle, McpServerStatus};
 pub use peers::{Dialler, resolved};
 pub use push::PushConfig;
 pub use task_run::MAX_DEPTH;
 pub use traits::Traits;
 
 use dispatcher::{DispatcherActor, DispatcherMsg};
-use mcp_connection::McpHandle;
 use shared::Shared;
 
 /// How long a node waits for a server without which it must not start.
@@ -91,6 +92,11 @@ impl Mesh {
     /// Where the MCP connections stand, by name.
     pub fn mcp_servers(&self) -> Vec<McpServerStatus> {
         self.shared.servers().iter().map(McpHandle::status).collect()
+    }
+
+    /// The connection to an MCP server.
+    pub fn mcp_server(&self, name: &str) -> Option<McpHandle> {
+        self.shared.server(name)
     }
 
     /// Whether an agent that this node declares must not be given a peer: it holds sensitive data, and a peer would bring text

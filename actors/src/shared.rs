@@ -15,8 +15,9 @@ use crate::{
     error::MeshError,
     mcp_connection::{McpHandle, McpServerState},
     model::{self, ModelProvider},
+    parked::Parked,
     peers::{Cards, Dialler},
-    toolbox::{Delegate, Toolbox, agent_name},
+    toolbox::{Delegate, Readable, Toolbox, agent_name, distinct},
     traits::Traits,
 };
 
@@ -42,6 +43,8 @@ pub(crate) struct Shared {
     pub dialled: Dialled,
     /// What is still to be said for runs that have gone.
     pub errands: Errands,
+    /// Calls that wait for a person.
+    pub parked: Parked,
     servers: RwLock<BTreeMap<String, McpHandle>>,
 }
 
@@ -78,6 +81,7 @@ impl Shared {
             permits,
             dialled: Dialled::default(),
             errands: Errands::default(),
+            parked: Parked::default(),
             servers: RwLock::default(),
         })
     }
@@ -113,16 +117,26 @@ impl Shared {
     pub(crate) fn toolbox(&self, agent: &AgentConfig) -> Toolbox {
         let tools = self
             .servers_of(agent)
-            .iter()
-            .flat_map(McpHandle::tools)
-            .filter(|tool| agent.tools.iter().any(|glob| glob_match::glob_match(glob, &tool.qualified)))
-            .map(|tool| (tool.qualified.clone(), tool))
-            .collect();
-        Toolbox { tools, delegates: self.delegates(agent), ask_human: agent.ask_human, sent: BTreeMap::new() }
+            .into_iter()
+            .flat_map(|server| server.tools())
+            .filter(|tool| agent.tools.iter().any(|glob| glob_match::glob_match(glob, &tool.qualified)));
+        let tools = distinct(tools);
+        let readable =
+            self.servers().into_iter().filter(|server| may_read(agent, server.name()) && server.has_resources());
+        let readable = Readable::of(readable.map(|server| (server.name().to_owned(), server.resources())));
+        let instructions = self.servers_of(agent).into_iter().filter_map(|server| {
+            let is_used = tools.values().any(|tool| tool.server == server.name())
+                || readable.servers.iter().any(|readable| readable == server.name());
+            Some((server.name().to_owned(), server.instructions().filter(|_| is_used)?))
+        });
+        let instructions = instructions.collect();
+        let delegates = self.delegates(agent);
+        Toolbox { tools, readable, instructions, delegates, ask_human: agent.ask_human, sent: BTreeMap::new() }
     }
 
     fn servers_of(&self, agent: &AgentConfig) -> Vec<McpHandle> {
-        self.servers().into_iter().filter(|server| may_offer(agent, server.name())).collect()
+        let is_used = |server: &McpHandle| may_offer(agent, server.name()) || may_read(agent, server.name());
+        self.servers().into_iter().filter(is_used).collect()
     }
 
     fn delegates(&self, agent: &AgentConfig) -> BTreeMap<String, Delegate> {
@@ -175,6 +189,11 @@ fn may_offer(agent: &AgentConfig, server: &str) -> bool {
         let of_server = glob.split_once('.').map_or(glob.as_str(), |(server, _)| server);
         of_server.contains("**") || glob_match::glob_match(of_server, server)
     })
+}
+
+/// Whether the agent may read the resources of this server.
+fn may_read(agent: &AgentConfig, server: &str) -> bool {
+    agent.resources.iter().any(|glob| glob_match::glob_match(glob, server))
 }
 
 /// The right to work: one place of the node and, if the agent has a limit, one of the agent. Given back when dropped.

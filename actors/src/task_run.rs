@@ -11,6 +11,7 @@
 //! agent after a crash: everything it needs is in the journal. A delegation that crashes is started again with back-off, a
 //! few times per run; then its step fails.
 
+mod calls;
 mod doubt;
 mod ending;
 mod leaving;
@@ -42,11 +43,13 @@ use crate::{
     mcp_connection::{CallError, ToolResult},
     model::ModelError,
     outbox::Outbox,
+    parked::Line,
     prompt,
     shared::{Model, Permits, Shared},
     thinking::Progress,
     toolbox::{Planned, Toolbox, sent_in},
 };
+use calls::Aside;
 use view::View;
 
 pub(crate) use leaving::Leave;
@@ -99,6 +102,10 @@ pub(crate) enum TaskRunMsg {
     Thought { step: StepNo, attempt: u32, answer: Result<ModelAnswer, ModelError>, toolbox: Toolbox },
     /// A tool has answered.
     ToolReturned { step: StepNo, attempt: u32, result: Result<ToolResult, CallError> },
+    /// The server of a tool asks a person something.
+    ToolAsks { step: StepNo, attempt: u32, text: String, details: serde_json::Value },
+    /// The server of a tool says something about the call.
+    ToolSays { step: StepNo, attempt: u32, said: Aside },
     /// A delegation has news.
     News { step: StepNo, attempt: u32, news: News },
     /// A crashed delegation has rested.
@@ -149,6 +156,8 @@ enum Work {
     Call {
         cancel: CancellationToken,
         task: AbortOnDropHandle<Option<Outcome>>,
+        /// Where a tool's call tells what happens.
+        line: Option<Line>,
     },
     Delegation(ActorRef<DelegationMsg>),
     /// A crashed delegation, until it is started again.
@@ -174,6 +183,8 @@ pub(crate) struct TaskRunState {
     asking: BTreeMap<StepNo, String>,
     /// Those of them that ask for credentials.
     asking_auth: BTreeSet<StepNo>,
+    /// What the questions of tools' servers say for programs.
+    asked_details: BTreeMap<StepNo, serde_json::Value>,
     /// Delegations whose result is outside input, and why.
     outside: BTreeMap<StepNo, String>,
     doubtful: BTreeMap<StepNo, String>,
@@ -234,6 +245,7 @@ impl Actor for TaskRunActor {
             running: BTreeMap::new(),
             asking: BTreeMap::new(),
             asking_auth: BTreeSet::new(),
+            asked_details: BTreeMap::new(),
             outside: BTreeMap::new(),
             doubtful: BTreeMap::new(),
             may_repeat: BTreeSet::new(),
@@ -278,6 +290,13 @@ impl Actor for TaskRunActor {
                 state.tool_returned(step, result);
                 state.advance().await?;
             }
+            TaskRunMsg::ToolAsks { step, attempt, text, details } if state.is_running(step, attempt) => {
+                state.tool_asks(step, text, details);
+                state.advance().await?;
+            }
+            TaskRunMsg::ToolSays { step, attempt, said } if state.is_running(step, attempt) => {
+                state.aside(step, attempt, said);
+            }
             TaskRunMsg::News { step, attempt, news } if state.is_running(step, attempt) => {
                 state.news(step, news);
                 state.advance().await?;
@@ -285,6 +304,8 @@ impl Actor for TaskRunActor {
             TaskRunMsg::Progress { .. }
             | TaskRunMsg::Thought { .. }
             | TaskRunMsg::ToolReturned { .. }
+            | TaskRunMsg::ToolAsks { .. }
+            | TaskRunMsg::ToolSays { .. }
             | TaskRunMsg::News { .. } => {}
             TaskRunMsg::Rested { step } => {
                 state.running.remove(&step);
@@ -454,6 +475,8 @@ impl TaskRunState {
                 }
                 OwnerWord::Released => return self.released().await,
                 OwnerWord::AskPerson { .. } | OwnerWord::Doubt { .. } | OwnerWord::Finished { .. } => {
+                    // Before anybody can answer.
+                    self.park_asking();
                     self.stop();
                     return Ok(());
                 }
@@ -476,6 +499,7 @@ impl TaskRunState {
             return Ok(false);
         }
         self.phase = Phase::Running;
+        self.take_parked();
         std::mem::take(&mut self.lost).into_iter().for_each(towline_trace::report_lost);
         self.watch_deadline();
         Ok(true)
@@ -723,6 +747,7 @@ impl TaskRunState {
         self.running.remove(&step);
         self.asking.remove(&step);
         self.asking_auth.remove(&step);
+        self.asked_details.remove(&step);
         self.outbox.push(OwnerWord::StepEnded { step, outcome });
     }
 
@@ -751,13 +776,13 @@ impl TaskRunState {
     }
 
     fn ask_for_peer(&mut self, step: StepNo, question: String) {
-        let target = match self.view.step(step).map(|step| &step.intent) {
-            Some(Intent::Delegate { target, .. }) => target.clone(),
-            Some(Intent::Model { .. } | Intent::Tool { .. } | Intent::Ask { .. } | Intent::Refused { .. }) | None => {
-                String::new()
+        let metadata = match self.view.step(step).map(|step| &step.intent) {
+            Some(Intent::Delegate { target, .. }) => {
+                Metadata::from([("dev.towline/askedBy".to_owned(), target.clone().into())])
             }
+            Some(Intent::Tool { server, tool, .. }) => self.question_of_server(step, server, tool),
+            Some(Intent::Model { .. } | Intent::Ask { .. } | Intent::Refused { .. }) | None => Metadata::new(),
         };
-        let metadata = Metadata::from([("dev.towline/askedBy".to_owned(), target.into())]);
         let auth = self.asking_auth.contains(&step);
         self.ask_person(step, question, metadata, auth);
     }

@@ -1,27 +1,91 @@
 //! What an agent may call at this moment, and what a call of its model becomes: an intent, or a refusal that says why.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use towline_core::{
     AgentName, ContextId, Handover, Intent, Message, MessageId, Metadata, OnAdoption, Outcome, Part, Role, Step,
     StepNo, TaskId, ToolCall,
 };
 
 use crate::{
-    mcp_connection::ToolInfo,
-    prompt::{ASK_HUMAN, DELEGATE, SEND, WAIT},
+    mcp_connection::{READ_RESOURCE, ResourceInfo, ToolInfo, wire_name},
+    prompt::{ASK_HUMAN, DELEGATE, RESOURCE_READ, SEND, WAIT},
 };
+
+/// Most resources that an agent is shown: awareness, and no more of a prompt than a few pages. Others can be read all the same.
+const MAX_SHOWN_RESOURCES: usize = 200;
+
+/// Most tools of one agent, over all its servers.
+const MAX_TOOLS: usize = 2_000;
 
 /// Everything on offer to one agent.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Toolbox {
     /// Tools of MCP servers by their qualified name.
     pub tools: BTreeMap<String, ToolInfo>,
+    /// Resources that it may read.
+    pub readable: Readable,
+    /// What its servers say of how they are used, by server: text from outside.
+    pub instructions: BTreeMap<String, String>,
     /// Whom it may delegate to, by name.
     pub delegates: BTreeMap<String, Delegate>,
     /// Whether it may ask a person.
     pub ask_human: bool,
     /// What this task has sent, by the peer's id of it.
     pub sent: BTreeMap<String, Sent>,
+}
+
+/// Resources that an agent may read.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Readable {
+    /// Servers that have resources, by name.
+    pub servers: Vec<String>,
+    /// What they listed: of a URI that two have the one of the first.
+    pub known: Vec<ResourceInfo>,
+}
+
+impl Readable {
+    /// The resources of some servers, in the order of their names.
+    pub(crate) fn of(servers: impl IntoIterator<Item = (String, Vec<ResourceInfo>)>) -> Self {
+        let servers: BTreeMap<String, Vec<ResourceInfo>> = servers.into_iter().collect();
+        let mut seen = BTreeSet::new();
+        let names = servers.keys().cloned().collect();
+        let known = servers.into_values().flatten().filter(|resource| seen.insert(resource.uri.clone())).collect();
+        Self { servers: names, known }
+    }
+
+    /// A line for each, and how many there are beside.
+    pub(crate) fn lines(&self) -> String {
+        let line = |resource: &ResourceInfo| format!("- {} ({}): {}", resource.uri, resource.server, resource.label);
+        let mut lines: Vec<String> = self.known.iter().take(MAX_SHOWN_RESOURCES).map(line).collect();
+        if self.known.len() > MAX_SHOWN_RESOURCES {
+            lines.push(format!("… and {} more", self.known.len() - MAX_SHOWN_RESOURCES));
+        }
+        lines.join("\n")
+    }
+
+    /// Whose resource it is.
+    fn owner(&self, uri: &str, named: Option<&str>) -> Result<&str, (&'static str, String)> {
+        let owner = match named {
+            Some(named) => self.servers.iter().find(|server| *server == named),
+            None => self.known.iter().find(|resource| resource.uri == uri).map(|resource| &resource.server),
+        };
+        let only = self.servers.first().filter(|_| named.is_none() && self.servers.len() == 1);
+        owner.or(only).map(String::as_str).ok_or_else(|| {
+            let servers = self.servers.join(", ");
+            let message = match named {
+                Some(named) => format!("there is no server {named:?} with resources; servers: {servers}"),
+                None => format!("{uri:?} is not listed: name its server; servers: {servers}"),
+            };
+            ("unknown_resource", message)
+        })
+    }
+}
+
+/// Tools by their names, in their order; of two that would look the same to a provider only the first, and not more than a bound.
+pub(crate) fn distinct(tools: impl Iterator<Item = ToolInfo>) -> BTreeMap<String, ToolInfo> {
+    let all: BTreeMap<String, ToolInfo> = tools.map(|tool| (tool.qualified.clone(), tool)).collect();
+    let mut seen = BTreeSet::from([wire_name(RESOURCE_READ)]);
+    all.into_iter().filter(|(name, _)| seen.insert(wire_name(name))).take(MAX_TOOLS).collect()
 }
 
 /// Work that was given away with `send`.
@@ -88,6 +152,7 @@ impl Toolbox {
             DELEGATE | SEND => !self.delegates.is_empty(),
             WAIT => !self.delegates.is_empty() || !self.sent.is_empty(),
             ASK_HUMAN => self.ask_human,
+            RESOURCE_READ => !self.readable.servers.is_empty(),
             name => self.tools.contains_key(name),
         };
         if !is_known {
@@ -98,6 +163,7 @@ impl Toolbox {
             DELEGATE => self.delegation(call, &arguments, Handover::Delegation, (task, step)),
             SEND => self.delegation(call, &arguments, Handover::Send, (task, step)),
             WAIT => self.wait(call, &arguments),
+            RESOURCE_READ => self.read(call, &arguments),
             ASK_HUMAN => {
                 let question = text_argument(&arguments, "question")?;
                 let to = arguments.get("to").and_then(serde_json::Value::as_str).map(str::trim);
@@ -141,6 +207,20 @@ impl Toolbox {
         })
     }
 
+    /// Reading changes nothing, so it may be done again.
+    fn read(&self, call: &ToolCall, arguments: &serde_json::Value) -> Result<Intent, (&'static str, String)> {
+        let uri = text_argument(arguments, "uri")?;
+        let named = arguments.get("server").and_then(serde_json::Value::as_str).map(str::trim);
+        let server = self.readable.owner(&uri, named.filter(|named| !named.is_empty()))?;
+        Ok(Intent::Tool {
+            call_id: call.id.clone(),
+            server: server.to_owned(),
+            tool: READ_RESOURCE.to_owned(),
+            arguments: serde_json::json!({ "uri": uri }),
+            on_adoption: OnAdoption::Retry,
+        })
+    }
+
     /// Waiting takes up a task that is known: nothing is sent, so it may be done again.
     fn wait(&self, call: &ToolCall, arguments: &serde_json::Value) -> Result<Intent, (&'static str, String)> {
         let task = text_argument(arguments, "task")?;
@@ -164,6 +244,7 @@ impl Toolbox {
         let mut names: Vec<&str> = self.tools.keys().map(String::as_str).collect();
         names.extend((!self.delegates.is_empty()).then_some([DELEGATE, SEND, WAIT]).into_iter().flatten());
         names.extend(self.ask_human.then_some(ASK_HUMAN));
+        names.extend((!self.readable.servers.is_empty()).then_some(RESOURCE_READ));
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     }
 }
@@ -245,6 +326,63 @@ mod tests {
         assert_eq!(message.message_id.as_str(), "ffffffff-ffff-ffff-ffff-ffffffffffff/3");
         assert_eq!(message.context_id.unwrap().as_str(), "ffffffff-ffff-ffff-ffff-ffffffffffff/3");
         assert_eq!(message.reference_task_ids, ["ffffffff-ffff-ffff-ffff-ffffffffffff"]);
+    }
+
+    fn resource(server: &str, uri: &str) -> ResourceInfo {
+        ResourceInfo { server: server.into(), uri: uri.into(), label: "x".into(), media_type: None }
+    }
+
+    fn read(readable: Readable, arguments: serde_json::Value) -> Planned {
+        let call = ToolCall { id: "c1".into(), name: RESOURCE_READ.into(), arguments };
+        let toolbox = Toolbox { readable, ..Toolbox::default() };
+        toolbox.plan(&call, TaskId::from_uuid(uuid::Uuid::max()), StepNo(3))
+    }
+
+    #[test]
+    fn a_resource_is_read_from_the_first_server_that_lists_it_or_the_one_that_is_named() {
+        let readable = || {
+            let of = |server: &str| (server.to_owned(), vec![resource(server, "file:///a")]);
+            Readable::of([of("b"), of("a")])
+        };
+        assert_eq!(readable().known, [resource("a", "file:///a")]);
+        let server_of = |planned: Planned| {
+            let Planned::Do(Intent::Tool { server, tool, on_adoption: OnAdoption::Retry, .. }) = planned else {
+                panic!("{planned:?}")
+            };
+            assert_eq!(tool, READ_RESOURCE);
+            server
+        };
+        assert_eq!(server_of(read(readable(), json!({ "uri": "file:///a" }))), "a");
+        assert_eq!(server_of(read(readable(), json!({ "uri": "file:///a", "server": "b" }))), "b");
+        assert_eq!(server_of(read(readable(), json!({ "uri": "made:///x", "server": "b" }))), "b", "of a template");
+        assert!(refusal(read(readable(), json!({ "uri": "made:///x" }))).starts_with("unknown_resource"));
+        assert!(refusal(read(readable(), json!({ "uri": "file:///a", "server": "c" }))).contains("servers: a, b"));
+        assert!(refusal(read(readable(), json!({}))).starts_with("malformed_arguments"));
+        assert!(refusal(read(Readable::default(), json!({ "uri": "file:///a" }))).starts_with("unknown_tool"));
+    }
+
+    #[test]
+    fn an_agent_is_shown_a_bounded_number_of_resources() {
+        let many = (0..MAX_SHOWN_RESOURCES + 5).map(|at| resource("s", &format!("file:///{at:04}"))).collect();
+        let lines = Readable::of([("s".to_owned(), many)]).lines();
+        assert_eq!(lines.lines().count(), MAX_SHOWN_RESOURCES + 1);
+        assert!(lines.ends_with("… and 5 more"));
+    }
+
+    #[test]
+    fn of_two_tools_that_look_the_same_to_a_provider_the_first_is_offered() {
+        let tool = |server: &str, tool: &str| ToolInfo {
+            qualified: format!("{server}.{tool}"),
+            server: server.into(),
+            tool: tool.into(),
+            description: String::new(),
+            schema: json!({}),
+            on_adoption: OnAdoption::Ask,
+            digest: String::new(),
+        };
+        let tools =
+            distinct([tool("a__b", "c"), tool("a", "b__c"), tool("resource", "read"), tool("a", "x")].into_iter());
+        assert_eq!(tools.keys().collect::<Vec<_>>(), ["a.b__c", "a.x"]);
     }
 
     #[test]

@@ -167,6 +167,7 @@ fn config() -> MeshConfig {
         model: "default".into(),
         instruction: "Help.".into(),
         tools: vec![],
+        resources: vec![],
         delegates: vec![],
         placement: Placement::EveryNode,
         permits: Some(4),
@@ -186,6 +187,7 @@ fn config() -> MeshConfig {
         agents: vec![agent],
         peers: vec![],
         push: None,
+        instance: String::new(),
     }
 }
 

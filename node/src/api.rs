@@ -3,6 +3,7 @@
 //! Behind the same gate as the A2A door, and for the operator where no other role may ask. Errors are
 //! `{"error": {"code": …, "message": …}}`; 503 means that the cluster has no quorum.
 
+mod mcp;
 mod members;
 mod peers;
 mod push;
@@ -120,13 +121,14 @@ pub fn router(api: Arc<Api>) -> Router {
         .route("/api/v1/cluster", get(cluster))
         .route("/api/v1/cluster/snapshot", get(snapshot))
         .route("/api/v1/agents", get(agents))
-        .route("/api/v1/mcp", get(mcp))
+        .route("/api/v1/mcp", get(servers))
         .route("/api/v1/tasks/{id}", get(task))
         .route("/api/v1/tasks/{id}/trace", get(trace))
         .route("/api/v1/tasks/{id}/push", get(push::of_task))
         .route("/api/v1/push", get(push::totals))
         .route(resolve::ROUTE, post(resolve::resolve))
         .route("/api/v1/join-tokens", post(join_token))
+        .merge(mcp::routes())
         .merge(members::routes())
         .merge(peers::routes())
         .merge(sign_in::routes())
@@ -191,7 +193,7 @@ fn agent_view(state: &ClusterState, agent: &Agent) -> AgentView {
     }
 }
 
-async fn mcp(State(api): State<Arc<Api>>) -> Response {
+async fn servers(State(api): State<Arc<Api>>) -> Response {
     let servers = api.mesh.lock().await.as_ref().map(Mesh::mcp_servers).unwrap_or_default();
     Json(json!({ "servers": servers })).into_response()
 }

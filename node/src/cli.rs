@@ -472,6 +472,51 @@ pub enum McpCommand {
     /// Lists the MCP servers of the node and their tools
     #[command(after_help = "Example:\n  towline mcp list")]
     List,
+    /// Shows what a server says of itself: capabilities, instructions, tools, resources, prompts
+    #[command(after_help = "Examples:\n  towline mcp inspect files\n  towline mcp inspect files -o json")]
+    Inspect {
+        /// Name of the server in the configuration
+        server: String,
+    },
+    /// Calls one tool by hand; it is no task's call, and happens once
+    #[command(after_help = "Example:\n  towline mcp call files read_file '{\"path\": \"notes.md\"}'")]
+    Call {
+        /// Name of the server in the configuration
+        server: String,
+        /// The tool, as the server names it
+        tool: String,
+        /// Its arguments, a JSON object
+        #[arg(default_value = "{}")]
+        arguments: String,
+    },
+    /// Reads one resource of a server
+    #[command(after_help = "Example:\n  towline mcp read files file:///notes.md")]
+    Read {
+        /// Name of the server in the configuration
+        server: String,
+        /// URI of the resource
+        uri: String,
+    },
+    /// Shows the prompts of a server, or has it make one
+    #[command(after_help = "Examples:\n  towline mcp prompt files\n  towline mcp prompt files review path=notes.md")]
+    Prompt {
+        /// Name of the server in the configuration
+        server: String,
+        /// The prompt; all are listed if it is left out
+        name: Option<String>,
+        /// Its arguments
+        #[arg(value_name = "NAME=VALUE")]
+        arguments: Vec<String>,
+    },
+    /// Shows what a server says beside its answers: standard error, log messages, progress, announcements
+    #[command(after_help = "Examples:\n  towline mcp tail files\n  towline mcp tail files --follow")]
+    Tail {
+        /// Name of the server in the configuration
+        server: String,
+        /// Goes on until it is interrupted
+        #[arg(short, long)]
+        follow: bool,
+    },
 }
 
 /// `towline auth …`

@@ -1,4 +1,5 @@
-//! What a command can end with, and the exit code of each: the A2A CLI's codes up to 5, ours from 10.
+//! What a command can end with, and the exit code of each: the A2A CLI's codes up to 5, 6 for a required MCP server,
+//! ours from 10.
 
 use std::{fmt::Write as _, io, process::ExitCode};
 
@@ -23,6 +24,9 @@ pub enum CliError {
     /// The cluster has no quorum.
     #[error("{0}")]
     Unavailable(String),
+    /// An MCP server without which this node must not start is not there.
+    #[error("{0}")]
+    RequiredServer(String),
     /// The demonstration failed with a code of its own.
     #[error("{message}")]
     Demo {
@@ -45,6 +49,7 @@ impl CliError {
             CliError::Unreachable(_) => 3,
             CliError::Auth(_) => 4,
             CliError::Timeout(_) => 5,
+            CliError::RequiredServer(_) => 6,
             CliError::Unavailable(_) => 10,
             CliError::Demo { code, .. } => *code,
             // A reader that had enough, as in `towline task list | head -1`, is no failure.
@@ -74,6 +79,7 @@ impl CliError {
             | CliError::Auth(_)
             | CliError::Timeout(_)
             | CliError::Unavailable(_)
+            | CliError::RequiredServer(_)
             | CliError::Demo { .. } => Some(chain(self)),
         }
     }
@@ -103,6 +109,7 @@ mod tests {
             (CliError::Unreachable(text()), 3),
             (CliError::Auth(text()), 4),
             (CliError::Timeout(text()), 5),
+            (CliError::RequiredServer(text()), 6),
             (CliError::Unavailable(text()), 10),
             (CliError::Demo { message: text(), code: 12 }, 12),
             (CliError::Output(io::ErrorKind::StorageFull.into()), 1),

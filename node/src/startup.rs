@@ -20,7 +20,7 @@ use std::{
 use axum::middleware;
 use tokio::{net::TcpListener, sync::Mutex, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
-use towline_actors::{Mesh, MeshConfig, PushConfig};
+use towline_actors::{Mesh, MeshConfig, MeshError, PushConfig};
 use towline_cluster::{
     Cluster, ClusterError, ClusterHandle, ClusterOptions, ProposeError, Registration,
     membership::{self, Identity, Joining},
@@ -362,8 +362,11 @@ async fn start_mesh(config: &NodeConfig, handle: &ClusterHandle, api: &Api) -> R
     let agents = Mesh::agent_specs(&config.mesh);
     let public_url = api.public_url.clone();
     let push = config.push.clone().map(|policy| PushConfig { policy, public_url });
-    let mesh = MeshConfig { push, ..config.mesh.clone() };
-    let mesh = Mesh::start(mesh, handle.clone()).await.map_err(CliError::other)?;
+    let mesh = MeshConfig { push, instance: config.node.name.clone(), ..config.mesh.clone() };
+    let mesh = Mesh::start(mesh, handle.clone()).await.map_err(|error| match error {
+        MeshError::RequiredServer { .. } => CliError::RequiredServer(chain(&error)),
+        error => CliError::other(error),
+    })?;
     *api.mesh.lock().await = Some(mesh);
     let registration = Registration { capacity: config.mesh.permits, agents, labels: config.node.labels.clone() };
     register(handle, registration).await?;

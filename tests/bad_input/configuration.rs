@@ -90,6 +90,18 @@ async fn a_port_in_use_is_named_with_its_setting() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_required_mcp_server_is_not_there_does_not_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let servers = "mcp: { servers: [ { name: tools, command: [/nowhere/server], required: true } ] }\n";
+    let config = write(folder.path(), &(base_config("a", free_port(), free_port(), 8) + MESH + servers));
+    let ran = run_cli(["init", "--name", "test", "--dir", folder.path().to_str().unwrap()]).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let ran = run_cli(["node", "-c", &config]).await;
+    assert_eq!(ran.code, 6, "{ran:?}");
+    assert!(ran.stderr.contains("\"tools\"") && ran.stderr.contains("/nowhere/server"), "{ran:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_data_folder_of_another_cluster_is_refused_and_left_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let mut node = TestNode::new(folder.path(), "a", 8, MESH);

@@ -3,6 +3,7 @@
 
 mod abroad;
 mod in_doubt;
+mod mcp_asks;
 mod mcp_server;
 mod model;
 mod peer;

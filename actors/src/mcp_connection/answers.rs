@@ -1,20 +1,21 @@
-//! The answers of a server over HTTP, read through the spool: tool calls, and the stream on which a lost answer comes again.
+//! The answers of a server over HTTP, read through the spool: those to our messages, and the stream on which the server speaks
+//! by itself or a lost answer comes again.
 //!
-//! rmcp's own client would read a message into memory before anybody sees it. Everything else still goes through it.
+//! rmcp's own client would read a message into memory before anybody sees it.
 
 use futures::{StreamExt, TryStreamExt};
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use rmcp::{
-    model::{ClientJsonRpcMessage, ClientRequest, JsonRpcMessage, ServerJsonRpcMessage},
+    model::{ClientJsonRpcMessage, JsonRpcMessage, ServerJsonRpcMessage},
     transport::{
         common::client_side_sse::BoxedSseResponse,
-        streamable_http_client::{StreamableHttpError, StreamableHttpPostResponse},
+        streamable_http_client::{HttpStatusError, StreamableHttpError, StreamableHttpPostResponse},
     },
 };
 use sse_stream::SseStream;
-use std::{borrow::Cow, collections::HashMap};
+use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
-use super::spool::Spool;
+use super::{socket::Seen, spool::Spool};
 
 type Refusal = StreamableHttpError<reqwest::Error>;
 
@@ -27,29 +28,22 @@ const JSON: &str = "application/json";
 const MAX_REFUSAL_BYTES: usize = 64 * 1024;
 
 /// A request to the server, but for its body.
-pub(super) struct Head<'a> {
-    pub uri: &'a str,
-    pub session: Option<&'a str>,
-    pub bearer: Option<&'a str>,
+pub(super) struct Head {
+    pub uri: Arc<str>,
+    pub session: Option<Arc<str>>,
+    pub bearer: Option<String>,
     pub headers: HashMap<HeaderName, HeaderValue>,
 }
 
-/// The id of a message that calls a tool, as JSON.
-pub(super) fn tool_call(message: &ClientJsonRpcMessage) -> Option<String> {
-    let ClientJsonRpcMessage::Request(request) = message else { return None };
-    let calls = matches!(request.request, ClientRequest::CallToolRequest(_));
-    calls.then(|| serde_json::to_string(&request.id).unwrap_or_default())
-}
-
-/// Calls a tool.
+/// Posts a message.
 pub(super) async fn post(
     http: &reqwest::Client,
     spool: &Spool,
-    head: Head<'_>,
-    (message, id): (&ClientJsonRpcMessage, String),
+    (head, seen): (Head, &Seen),
+    message: &ClientJsonRpcMessage,
 ) -> Result<StreamableHttpPostResponse, Refusal> {
     let has_session = head.session.is_some();
-    let response = with_head(http.post(head.uri), head).json(message).send().await?;
+    let response = with_head(http.post(&*head.uri), head).json(message).send().await?;
     let status = response.status();
     if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
         return Ok(StreamableHttpPostResponse::Accepted);
@@ -59,11 +53,23 @@ pub(super) async fn post(
     }
     let session = response.headers().get(SESSION).and_then(|value| value.to_str().ok()).map(str::to_owned);
     if !status.is_success() {
+        seen.set_refused(status.as_u16());
+        let retry_after = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
+        let retry_after = retry_after.map(str::to_owned);
         let said = beginning(response).await;
         return match serde_json::from_slice::<ServerJsonRpcMessage>(&said) {
-            Ok(error @ JsonRpcMessage::Error(_)) => Ok(StreamableHttpPostResponse::Json(error, session)),
+            Ok(error @ JsonRpcMessage::Error(_)) if status != StatusCode::TOO_MANY_REQUESTS => {
+                Ok(StreamableHttpPostResponse::Json(error, session))
+            }
+            _ if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() => {
+                Err(HttpStatusError::new(status.as_u16(), retry_after).into())
+            }
             _ => Err(unexpected(format!("HTTP {status}: {}", String::from_utf8_lossy(&said)))),
         };
+    }
+    // What asks for no answer is taken, whatever the server says to it.
+    if !matches!(message, JsonRpcMessage::Request(_)) {
+        return Ok(StreamableHttpPostResponse::Accepted);
     }
     if is_of(&response, EVENTS) {
         return Ok(StreamableHttpPostResponse::Sse(events(spool, response), session));
@@ -73,7 +79,7 @@ pub(super) async fn post(
         return Err(StreamableHttpError::UnexpectedContentType(found.map(str::to_owned)));
     }
     let body = spool.body(response.bytes_stream().boxed()).await.map_err(StreamableHttpError::Client)?;
-    let body = body.unwrap_or_else(|| spool.too_large(&id).into_bytes());
+    let body = body.unwrap_or_else(|| spool.too_large(&id_of(message)).into_bytes());
     match serde_json::from_slice(&body) {
         Ok(answer) => Ok(StreamableHttpPostResponse::Json(answer, session)),
         Err(error) => Err(unexpected(format!("the answer is no JSON-RPC: {error}"))),
@@ -84,10 +90,10 @@ pub(super) async fn post(
 pub(super) async fn get(
     http: &reqwest::Client,
     spool: &Spool,
-    head: Head<'_>,
+    head: Head,
     last_event: Option<String>,
 ) -> Result<BoxedSseResponse, Refusal> {
-    let mut request = with_head(http.get(head.uri), head);
+    let mut request = with_head(http.get(&*head.uri), head);
     if let Some(last_event) = last_event {
         request = request.header(LAST_EVENT, last_event);
     }
@@ -103,14 +109,14 @@ pub(super) async fn get(
     Ok(events(spool, response))
 }
 
-fn with_head(request: reqwest::RequestBuilder, head: Head<'_>) -> reqwest::RequestBuilder {
+fn with_head(request: reqwest::RequestBuilder, head: Head) -> reqwest::RequestBuilder {
     let Head { session, bearer, headers, .. } = head;
     let mut request = request.header(header::ACCEPT, format!("{EVENTS}, {JSON}"));
     if let Some(bearer) = bearer {
         request = request.bearer_auth(bearer);
     }
     if let Some(session) = session {
-        request = request.header(SESSION, session);
+        request = request.header(SESSION, &*session);
     }
     headers.into_iter().fold(request, |request, (name, value)| request.header(name, value))
 }
@@ -136,6 +142,14 @@ async fn beginning(response: reqwest::Response) -> Vec<u8> {
         }
     }
     said
+}
+
+/// The id of a message that is answered, as JSON.
+fn id_of(message: &ClientJsonRpcMessage) -> String {
+    match message {
+        JsonRpcMessage::Request(request) => serde_json::to_string(&request.id).unwrap_or_default(),
+        JsonRpcMessage::Response(_) | JsonRpcMessage::Notification(_) | JsonRpcMessage::Error(_) => "null".to_owned(),
+    }
 }
 
 fn unexpected(what: String) -> Refusal {

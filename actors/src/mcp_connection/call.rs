@@ -5,12 +5,13 @@ use rmcp::{
     RoleClient,
     model::{
         CallToolRequest, CallToolRequestParams, CancelledNotification, CancelledNotificationParam, ClientRequest,
-        JsonObject, RequestId, RequestMetaObject, ServerResult,
+        InputRequest, InputRequiredResult, JsonObject, ReadResourceRequest, ReadResourceRequestParams, RequestId,
+        RequestMetaObject, ServerResult,
     },
-    service::{Peer, PeerRequestOptions, ServiceError},
-    transport::streamable_http_client::StreamableHttpError,
+    service::{InboundStreamOrigin, Peer, PeerRequestOptions, RequestHandle, ServiceError},
+    transport::streamable_http_client::{HttpStatusError, StreamableHttpError},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{
     borrow::Cow,
     collections::BTreeMap,
@@ -23,8 +24,11 @@ use tokio_util::sync::CancellationToken;
 use towline_core::{Blob, Content, Metadata, Part, limits::MAX_PARTS};
 
 use super::{
-    CallError, CallRequest, ConnectionMsg, Live, McpHandle, Phase, Published, ToolResult,
+    CallError, CallRequest, ConnectionMsg, Live, McpHandle, Phase, Published, READ_RESOURCE, ToolResult, elicitation,
+    guards::{Closed, Sign},
     spool::{Spool, Spooled},
+    text,
+    underway::Noted,
 };
 use crate::stored;
 
@@ -34,8 +38,26 @@ const WAIT_FOR_SERVER: Duration = Duration::from_secs(12);
 /// A call waits for the next try to connect if that is this near; else it says at once that the server is down.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Progress of a call extends its time, but not beyond this many times its timeout.
-const TOTAL_TIMEOUTS: u32 = 10;
+/// A call waits this long for the time that its server asked for; a longer one is told at once.
+const RATE_WAIT: Duration = Duration::from_secs(10);
+
+/// How often a call is made again that the server did not take because it was asked too much.
+const MAX_RATE_WAITS: u32 = 3;
+
+/// Time to hand a request to the connection, whose queue is full only where the server reads nothing.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Rounds of questions in one call: more are no conversation.
+const MAX_INPUT_ROUNDS: u32 = 10;
+
+/// Questions of one round.
+const MAX_INPUTS: usize = 8;
+
+/// Longest error message of a server that is passed on, in characters.
+const MAX_ERROR_CHARS: usize = 2_000;
+
+/// Largest block of an unknown kind that is passed on, as JSON.
+const MAX_UNKNOWN_BYTES: usize = 16 * 1024;
 
 /// Largest text of an answer, in bytes: it is journaled, and fed to a model. A longer one is a file.
 pub(super) const MAX_TEXT_BYTES: usize = 2 * 1024 * 1024;
@@ -64,10 +86,51 @@ pub(super) async fn call(
 
 /// Dropping this future tells the server that the call is canceled.
 async fn call_uncanceled(handle: &McpHandle, request: &CallRequest) -> Result<ToolResult, CallError> {
-    let name = &handle.config.name;
-    let Ok(_slot) = handle.slots.acquire().await else {
-        return Err(error("server_unavailable", format!("call {name}.{}: the connection is closed", request.tool)));
-    };
+    let what = format!("call {}.{}", handle.config.name, request.tool);
+    let total = request.timeout.unwrap_or(handle.config.call_timeout);
+    let mut waits = 0;
+    loop {
+        let entered = tokio::time::timeout(total, handle.guards.enter()).await;
+        let busy =
+            || error("server_unavailable", format!("{what}: no place for it after {total:?}, the server is busy"));
+        let pass = match entered.map_err(|_| busy())? {
+            Ok(pass) => pass,
+            Err(Closed::Asked(left)) if left <= RATE_WAIT && waits < MAX_RATE_WAITS => {
+                waits += 1;
+                tokio::time::sleep(left).await;
+                continue;
+            }
+            Err(Closed::Asked(left)) => {
+                let left = left.as_secs_f32();
+                let message = format!("{what}: the server asked to be left alone for another {left:.1} s");
+                return Err(error("rate_limited", message));
+            }
+            Err(Closed::Open(left)) => {
+                let left = left.as_secs_f32();
+                let message = format!("{what}: the last calls were not answered; the next one is made in {left:.1} s");
+                return Err(error("circuit_open", message));
+            }
+        };
+        let result = Box::pin(over_a_connection(handle, request)).await;
+        pass.tell(sign(&result));
+        match result {
+            Err(error) if error.error_type == "rate_limited" && waits < MAX_RATE_WAITS => waits += 1,
+            result => return result,
+        }
+    }
+}
+
+/// What the end of a call says about its server.
+fn sign(result: &Result<ToolResult, CallError>) -> Sign {
+    let Err(error) = result else { return Sign::Alive };
+    match error.error_type.as_ref() {
+        "timeout" | "connection_lost" | "http_error" => Sign::Silent,
+        "server_unavailable" | "unknown_tool" | "canceled" => Sign::Unknown,
+        _ => Sign::Alive,
+    }
+}
+
+async fn over_a_connection(handle: &McpHandle, request: &CallRequest) -> Result<ToolResult, CallError> {
     let live_once = || live(handle, WAIT_FOR_SERVER, Patience::NextTry);
     let connection = live_once().await?;
     let first = match attempt(handle, &connection, request).await {
@@ -98,21 +161,62 @@ struct Failure {
     never_arrived: bool,
 }
 
+/// Why a call is not made at all: what the server did not offer is not asked of it, whatever it would say to that.
+fn refusal(handle: &McpHandle, live: &Live, request: &CallRequest) -> Option<CallError> {
+    let (server, tool) = (&handle.config.name, &request.tool);
+    if request.tool == READ_RESOURCE {
+        let message = || format!("read a resource of {server}: the server has none");
+        return (!live.capabilities.resources).then(|| error("capability_missing", message()));
+    }
+    let published = handle.published.borrow();
+    if published.tools.iter().any(|known| known.tool == *tool) {
+        return None;
+    }
+    if published.changed.contains_key(tool) {
+        let message = format!(
+            "call {server}.{tool}: it is not what it was when it was listed first, and on_change of the server is block"
+        );
+        return Some(error("tool_changed", message));
+    }
+    Some(error("unknown_tool", format!("call {server}.{tool}: the server has no such tool")))
+}
+
 /// One request over one connection. The outer error is a broken connection, which the actor is told of.
 async fn attempt(
     handle: &McpHandle,
     live: &Live,
     request: &CallRequest,
 ) -> Result<Result<ToolResult, CallError>, Failure> {
-    if !handle.published.borrow().tools.iter().any(|tool| tool.tool == request.tool) {
-        let message = format!("call {}.{}: the server has no such tool", handle.config.name, request.tool);
-        return Ok(Err(error("unknown_tool", message)));
+    if let Some(error) = refusal(handle, live, request) {
+        return Ok(Err(error));
     }
+    let is_read = request.tool == READ_RESOURCE;
     let service_error = match exchange(handle, live, request).await {
-        Ok(result) => return Ok(read_result(result, &handle.spool).await),
+        Ok(result) => {
+            let result = read_result(result, &handle.spool).await;
+            if result.as_ref().is_ok_and(|result| !is_read && says_unknown(result, &request.tool)) {
+                // It has other tools than it listed.
+                let _ = handle.actor.cast(ConnectionMsg::ListsChanged { generation: live.generation });
+                let message =
+                    format!("call {}.{}: the server no longer has this tool", handle.config.name, request.tool);
+                return Ok(Err(error("unknown_tool", message)));
+            }
+            return Ok(result);
+        }
         Err(service_error) => service_error,
     };
+    if let ServiceError::McpError(data) = &service_error
+        && is_read
+        && matches!(data.code.0, RESOURCE_MISSING | INVALID_PARAMS)
+    {
+        let said = text::plain(&data.message, MAX_ERROR_CHARS);
+        let text = format!("there is no such resource: {said}");
+        return Ok(Ok(ToolResult { text, structured: None, files: Vec::new(), is_error: true }));
+    }
     let what = format!("call {}.{}", handle.config.name, request.tool);
+    if let Some(status) = http_status(&service_error) {
+        return Ok(Err(refused_by_status(handle, &what, status)));
+    }
     let mut error = call_error(&what, &service_error);
     if !is_broken(&service_error) {
         return Ok(Err(error));
@@ -127,20 +231,154 @@ async fn attempt(
     Err(Failure { error, never_arrived })
 }
 
+/// Codes of a resource that is not there: up to 2025-11-25, and since.
+const RESOURCE_MISSING: i32 = -32002;
+const INVALID_PARAMS: i32 = -32602;
+
+/// Some servers say in the text of a result that they have no such tool: that is no observation of a tool that ran.
+fn says_unknown(result: &ToolResult, tool: &str) -> bool {
+    let text = &result.text;
+    result.is_error
+        && text.starts_with("MCP error -32602:")
+        && text.contains(tool)
+        && (text.contains("not found") || text.contains("Unknown tool"))
+}
+
+/// The server, or who stands before it, is asked too much or fails; the connection stands.
+fn refused_by_status(handle: &McpHandle, what: &str, status: &HttpStatusError) -> CallError {
+    if status.status == 429 {
+        let wait = handle.guards.asked_for(status.retry_after.as_deref()).as_secs_f32();
+        return error("rate_limited", format!("{what}: the server is asked too much, and wants {wait:.1} s"));
+    }
+    if status.retry_after.is_some() {
+        handle.guards.asked_for(status.retry_after.as_deref());
+    }
+    let message = format!("{what}: the server answered HTTP {}", status.status);
+    CallError { may_have_happened: true, ..error("http_error", message) }
+}
+
+/// The status that a call was refused with, where it is one of trouble.
+fn http_status(failure: &ServiceError) -> Option<&HttpStatusError> {
+    let ServiceError::TransportSend(transport) = failure else { return None };
+    let refused = transport.error.downcast_ref::<StreamableHttpError<reqwest::Error>>()?;
+    if let StreamableHttpError::HttpStatus(status) = refused { Some(status) } else { None }
+}
+
+/// Sends, and waits for the answer, through as many rounds of questions as the server has.
 async fn exchange(handle: &McpHandle, live: &Live, request: &CallRequest) -> Result<ServerResult, ServiceError> {
-    let timeout = request.timeout.unwrap_or(handle.config.call_timeout);
-    let mut options = PeerRequestOptions::with_timeout(timeout)
-        .reset_timeout_on_progress()
-        .with_max_total_timeout(timeout * TOTAL_TIMEOUTS);
+    let mut clock = Clock::new(handle, request);
+    let mut answers = (BTreeMap::new(), None);
+    for _ in 0..MAX_INPUT_ROUNDS {
+        let round = one_round(live, request, answers, &mut clock).await?;
+        let (ServerResult::InputRequiredResult(required), noted, id) = round else { return Ok(round.0) };
+        if !handle.config.elicitation {
+            return Ok(ServerResult::InputRequiredResult(required));
+        }
+        let begun = Instant::now();
+        answers = (answered(&handle.config.name, live, &required, id).await, required.request_state);
+        drop(noted);
+        clock.total += begun.elapsed();
+    }
+    Err(ServiceError::UnexpectedResponse)
+}
+
+/// What a person says to the questions of a result. What is no question to a person is not answered.
+async fn answered(server: &str, live: &Live, required: &InputRequiredResult, id: RequestId) -> BTreeMap<String, Value> {
+    let origin = InboundStreamOrigin::OutboundRequest(id);
+    let mut answers = BTreeMap::new();
+    for (key, input) in required.input_requests.iter().flatten().take(MAX_INPUTS) {
+        let InputRequest::Elicitation(asked) = input else { continue };
+        let result = elicitation::ask(server, &live.underway, Some(&origin), &asked.params).await;
+        answers.insert(key.clone(), serde_json::to_value(result).unwrap_or_default());
+    }
+    answers
+}
+
+/// The time of a call: that without a word, and that for everything.
+struct Clock {
+    idle: Duration,
+    /// The end of all; later by what people took to answer.
+    total: Instant,
+    limit: Duration,
+}
+
+impl Clock {
+    fn new(handle: &McpHandle, request: &CallRequest) -> Self {
+        let limit = request.timeout.unwrap_or(handle.config.call_timeout);
+        Self { idle: handle.config.idle_timeout.min(limit), total: Instant::now() + limit, limit }
+    }
+}
+
+async fn one_round(
+    live: &Live,
+    request: &CallRequest,
+    (responses, state): (BTreeMap<String, Value>, Option<String>),
+    clock: &mut Clock,
+) -> Result<(ServerResult, Noted, RequestId), ServiceError> {
+    let responses = (!responses.is_empty()).then_some(responses);
+    let message = if request.tool == READ_RESOURCE {
+        let uri = request.arguments["uri"].as_str().unwrap_or_default();
+        let mut params = ReadResourceRequestParams::new(uri);
+        (params.input_responses, params.request_state) = (responses, state);
+        ClientRequest::ReadResourceRequest(ReadResourceRequest::new(params))
+    } else {
+        let mut params = CallToolRequestParams::new(request.tool.clone());
+        params.arguments = arguments(&request.arguments);
+        (params.input_responses, params.request_state) = (responses, state);
+        ClientRequest::CallToolRequest(CallToolRequest::new(params))
+    };
+    let mut options = PeerRequestOptions::no_options();
     options.meta = Some(meta(request));
-    let mut params = CallToolRequestParams::new(request.tool.clone());
-    params.arguments = arguments(&request.arguments);
-    let message = ClientRequest::CallToolRequest(CallToolRequest::new(params));
-    let sent = live.peer.send_request_with_option(message, options).await?;
-    let guard = CancelOnDrop { peer: live.peer.clone(), id: Some(sent.id.clone()) };
-    let answer = sent.await_response().await;
+    let sending = live.peer.send_request_with_option(message, options);
+    let late = |_| ServiceError::Timeout { timeout: SEND_TIMEOUT };
+    let sent = tokio::time::timeout(SEND_TIMEOUT, sending).await.map_err(late)??;
+    let id = sent.id.clone();
+    let mut noted = live.underway.note(id.clone(), sent.progress_token.clone(), request.events.clone());
+    let guard = CancelOnDrop { peer: live.peer.clone(), id: Some(id.clone()) };
+    let answer = await_answer(sent, &mut noted, clock).await;
     guard.disarm();
-    answer
+    answer.map(|answer| (answer, noted, id))
+}
+
+/// Waits for the answer. Every word of progress gives the call its idle time anew; while a person is asked no time runs.
+async fn await_answer(
+    mut sent: RequestHandle<RoleClient>,
+    noted: &mut Noted,
+    clock: &mut Clock,
+) -> Result<ServerResult, ServiceError> {
+    let mut idle = Instant::now() + clock.idle;
+    let mut asking_since = None;
+    let timeout = loop {
+        let end = if asking_since.is_some() { None } else { Some(idle.min(clock.total)) };
+        let over = async {
+            match end {
+                Some(end) => tokio::time::sleep_until(end).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            answer = &mut sent.rx => return answer.map_err(|_| ServiceError::TransportClosed)?,
+            Ok(()) = noted.pulse.changed() => {
+                let pulse = *noted.pulse.borrow_and_update();
+                let now = Instant::now();
+                idle = now + clock.idle;
+                match (pulse.asking > 0, asking_since) {
+                    (true, None) => asking_since = Some(now),
+                    (false, Some(since)) => {
+                        clock.total += now - since;
+                        asking_since = None;
+                    }
+                    (true, Some(_)) | (false, None) => {}
+                }
+            }
+            () = over => break if idle < clock.total { clock.idle } else { clock.limit },
+        }
+    };
+    // The server may be gone, and then nothing runs there.
+    let canceling = sent.cancel(Some("the time of the call is over".to_owned()));
+    let _ = tokio::time::timeout(SEND_TIMEOUT, canceling).await;
+    Err(ServiceError::Timeout { timeout })
 }
 
 fn arguments(arguments: &Value) -> Option<JsonObject> {
@@ -148,6 +386,7 @@ fn arguments(arguments: &Value) -> Option<JsonObject> {
 }
 
 fn meta(request: &CallRequest) -> RequestMetaObject {
+    let trace_state = (!request.trace_state.is_empty()).then(|| ("tracestate", request.trace_state.clone()));
     let entries = [
         ("traceparent", request.trace.to_string()),
         ("dev.towline/idempotency_key", request.idempotency_key.clone()),
@@ -155,7 +394,8 @@ fn meta(request: &CallRequest) -> RequestMetaObject {
         ("dev.towline/step", request.step.to_string()),
         ("dev.towline/attempt", request.attempt.to_string()),
     ];
-    let object: JsonObject = entries.into_iter().map(|(key, value)| (key.to_owned(), Value::String(value))).collect();
+    let entries = entries.into_iter().chain(trace_state);
+    let object: JsonObject = entries.map(|(key, value)| (key.to_owned(), Value::String(value))).collect();
     RequestMetaObject::from(object)
 }
 
@@ -233,7 +473,8 @@ pub(super) fn call_error(what: &str, failure: &ServiceError) -> CallError {
         _ => "malformed_response".into(),
     };
     let cause = failure.source().map(|cause| format!(" ({cause})")).unwrap_or_default();
-    CallError { error_type, message: format!("{what}: {failure}{cause}"), may_have_happened: false }
+    let message = text::plain(&format!("{what}: {failure}{cause}"), MAX_ERROR_CHARS);
+    CallError { error_type, message, may_have_happened: false }
 }
 
 fn is_broken(failure: &ServiceError) -> bool {
@@ -255,10 +496,12 @@ fn never_arrived(failure: &ServiceError) -> bool {
 async fn read_result(result: ServerResult, spool: &Spool) -> Result<ToolResult, CallError> {
     let malformed = |why: &str| error("malformed_response", format!("read the tool's answer: {why}"));
     if matches!(result, ServerResult::InputRequiredResult(_)) {
-        return Err(error("input_required", "the tool asks for input, which this client does not offer".into()));
+        let message = "the tool asks for input, which is not offered: set elicitation: true for its server";
+        return Err(error("input_required", message.into()));
     }
     let Ok(mut answer) = serde_json::to_value(&result) else { return Err(malformed("it is no JSON")) };
     drop(result);
+    contents_as_blocks(&mut answer);
     let mut large = Large::claim(spool, &answer)?;
     let mut files = Vec::new();
     if let Some(blocks) = answer.get_mut("content").and_then(Value::as_array_mut) {
@@ -289,6 +532,20 @@ async fn read_result(result: ServerResult, spool: &Spool) -> Result<ToolResult, 
     }
     hold(spool, &files).await?;
     Ok(ToolResult { text, structured, files, is_error })
+}
+
+/// A resource that was read looks like an answer that has it.
+fn contents_as_blocks(answer: &mut Value) {
+    let Some(Value::Array(contents)) = answer.get_mut("contents").map(Value::take) else { return };
+    let several = contents.len() > 1;
+    let blocks = contents.into_iter().flat_map(|content| {
+        let field = |key: &str| content[key].as_str().unwrap_or_default().to_owned();
+        let is_text = content["text"].is_string();
+        let head = (several && is_text).then(|| format!("[resource {} {}]", field("uri"), field("mimeType")));
+        let head = head.map(|text| json!({ "text": text, "type": "text" }));
+        head.into_iter().chain([json!({ "resource": content, "type": "resource" })])
+    });
+    *answer = json!({ "content": blocks.collect::<Vec<_>>() });
 }
 
 /// What lies beside an answer.
@@ -381,7 +638,11 @@ fn block_text(block: &Value) -> String {
         "resource" if block.pointer("/resource/text").is_some() => field("/resource/text").to_owned(),
         "resource" => format!("[resource {} {}]", field("/resource/uri"), field("/resource/mimeType")),
         "resource_link" => format!("[resource link {} {}]", field("/uri"), field("/name")),
-        kind => format!("[{kind} {}]", field("/mimeType")),
+        kind @ ("image" | "audio") => format!("[{kind} {}]", field("/mimeType")),
+        kind => {
+            let whole = block.to_string();
+            if whole.len() <= MAX_UNKNOWN_BYTES { whole } else { format!("[{kind}, {} bytes]", whole.len()) }
+        }
     }
 }
 
@@ -400,7 +661,30 @@ mod tests {
     fn an_unknown_block_does_not_spoil_the_text_beside_it() {
         let answer = json!({ "content": [{ "type": "text", "text": "a" }, { "type": "hologram" }], "isError": true });
         let result = read(answer).unwrap();
-        assert_eq!((result.text.as_str(), result.is_error), ("a\n[hologram ]", true));
+        assert_eq!((result.text.as_str(), result.is_error), ("a\n{\"type\":\"hologram\"}", true));
+        let large = json!({ "content": [{ "type": "hologram", "rays": "x".repeat(20_000) }] });
+        assert_eq!(read(large).unwrap().text, "[hologram, 20031 bytes]");
+    }
+
+    #[test]
+    fn a_resource_of_several_parts_says_which_is_which() {
+        let one = json!({ "contents": [{ "uri": "file:///a", "text": "alone" }] });
+        assert_eq!(read(one).unwrap().text, "alone");
+        let two = json!({ "contents": [
+            { "uri": "file:///a", "mimeType": "text/plain", "text": "first" },
+            { "uri": "file:///b.png", "mimeType": "image/png", "blob": "AAEC" },
+        ] });
+        let result = read(two).unwrap();
+        assert_eq!(result.text, "[resource file:///a text/plain]\nfirst\n[resource file:///b.png image/png]");
+        assert_eq!(result.files.len(), 1);
+    }
+
+    #[test]
+    fn a_server_that_says_in_a_text_that_it_has_no_such_tool_is_heard() {
+        let of = |text: &str, is_error| ToolResult { text: text.into(), structured: None, files: Vec::new(), is_error };
+        assert!(says_unknown(&of("MCP error -32602: Tool look not found", true), "look"));
+        assert!(!says_unknown(&of("MCP error -32602: Tool look not found", false), "look"));
+        assert!(!says_unknown(&of("file look not found", true), "look"), "that is what a tool says");
     }
 
     #[test]

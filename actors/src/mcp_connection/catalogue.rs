@@ -1,103 +1,153 @@
-//! Lists the tools of a server, within bounds, and decides which of them agents may use and how an adopter treats them.
+//! Lists what a server has, and decides what of it agents may see and use, and how an adopter treats its tools.
+//!
+//! What cannot be offered – a name that no model can be told, a schema beyond its bounds, a name that comes twice – is left
+//! out and said, and the rest of the list stands.
 
 use glob_match::glob_match;
 use rmcp::{
     RoleClient,
-    model::{ClientRequest, ListToolsRequest, ListToolsResult, PaginatedRequestParams, ServerResult, Tool},
-    service::{Peer, PeerRequestOptions},
+    model::{Resource, Tool},
+    service::Peer,
 };
-use serde_json::Value;
-use std::{collections::BTreeSet, time::Duration};
-use towline_core::OnAdoption;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use towline_core::{Digest, OnAdoption};
 
-use super::{CallError, ToolInfo, call};
+use super::{CallError, ToolInfo, pages, revision::Capabilities, text};
 use crate::config::McpServerConfig;
 
-/// Most pages of one listing: a server that never ends its list is cut off here.
-const MAX_PAGES: usize = 64;
+/// Stands for reading a resource where a tool is named: no server may have a tool of this name.
+pub const READ_RESOURCE: &str = "resources/read";
 
-/// Most tools of one server: each is a schema in the prompt of every agent that may use it.
-const MAX_TOOLS: usize = 1_000;
-
-/// Time for one page.
-const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Time for the whole listing.
-const LIST_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Longest description that is kept, in characters: it goes into prompts.
+/// Longest description of a tool that is kept, in characters: it goes into prompts.
 const MAX_DESCRIPTION_CHARS: usize = 4_096;
 
-/// Lists all tools and keeps those that the configuration allows.
-pub(super) async fn list(peer: &Peer<RoleClient>, config: &McpServerConfig) -> Result<Vec<ToolInfo>, CallError> {
-    let tools = tokio::time::timeout(LIST_TIMEOUT, all_pages(peer)).await.map_err(|_| CallError {
-        error_type: "timeout".into(),
-        message: format!("list the tools of {}: not done after {LIST_TIMEOUT:?}", config.name),
-        may_have_happened: false,
-    })??;
-    Ok(tools.into_iter().filter(|tool| is_allowed(&tool.name, config)).map(|tool| tool_info(tool, config)).collect())
+/// Longest label of a resource, in characters: an agent is shown many of them.
+const MAX_LABEL_CHARS: usize = 200;
+
+/// Left out items that are told of one listing.
+const MAX_REFUSED: usize = 32;
+
+/// A resource of a connected server: that it is there, and never what is in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResourceInfo {
+    /// The server.
+    pub server: String,
+    /// Its URI.
+    pub uri: String,
+    /// A short label in the words of its server: text from outside.
+    pub label: String,
+    /// Its media type, if its server says one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub media_type: Option<String>,
 }
 
-async fn all_pages(peer: &Peer<RoleClient>) -> Result<Vec<Tool>, CallError> {
-    let mut tools = Vec::new();
-    let mut seen = BTreeSet::new();
-    let mut cursor = None;
-    for _ in 0..MAX_PAGES {
-        let page = one_page(peer, cursor).await?;
-        tools.extend(page.tools);
-        if tools.len() > MAX_TOOLS {
-            return Err(endless(format!("more than {MAX_TOOLS} tools")));
-        }
-        // An empty string is a cursor like any other.
-        let Some(next) = page.next_cursor else { return Ok(tools) };
-        if !seen.insert(next.clone()) {
-            return Err(endless("the same cursor twice".into()));
-        }
-        cursor = Some(next);
+/// What a server has.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Listing {
+    pub tools: Vec<ToolInfo>,
+    pub resources: Vec<ResourceInfo>,
+    /// What was left out, and why.
+    pub refused: Vec<String>,
+}
+
+/// Lists what the server said that it has. Only the tools have to be there: what is known of the resources is a help.
+pub(super) async fn list(
+    peer: &Peer<RoleClient>,
+    has: Capabilities,
+    config: &McpServerConfig,
+) -> Result<Listing, CallError> {
+    let mut listing = Listing::default();
+    if has.tools {
+        let in_server =
+            |error: CallError| CallError { message: format!("{}: {}", config.name, error.message), ..error };
+        let tools = pages::drain(peer, &pages::TOOLS).await.map_err(in_server)?;
+        listing.take_tools(tools, config);
     }
-    Err(endless(format!("more than {MAX_PAGES} pages")))
-}
-
-async fn one_page(peer: &Peer<RoleClient>, cursor: Option<String>) -> Result<ListToolsResult, CallError> {
-    let request = ListToolsRequest::with_param(PaginatedRequestParams::default().with_cursor(cursor));
-    let options = PeerRequestOptions::with_timeout(PAGE_TIMEOUT);
-    let handle = peer
-        .send_request_with_option(ClientRequest::ListToolsRequest(request), options)
-        .await
-        .map_err(|error| call::call_error("list tools", &error))?;
-    let answer = handle.await_response().await.map_err(|error| call::call_error("list tools", &error))?;
-    let ServerResult::ListToolsResult(page) = answer else {
-        return Err(CallError {
-            error_type: "malformed_response".into(),
-            message: "list tools: the server's answer is no list of tools".into(),
-            may_have_happened: false,
-        });
-    };
-    Ok(page)
-}
-
-fn endless(what: String) -> CallError {
-    CallError {
-        error_type: "malformed_response".into(),
-        message: format!("list tools: the server sent {what}"),
-        may_have_happened: false,
+    if has.resources {
+        match pages::drain(peer, &pages::RESOURCES).await {
+            Ok(resources) => listing.take_resources(resources, config),
+            Err(error) => listing.refuse(format!("its resources: {error}")),
+        }
     }
+    Ok(listing)
+}
+
+impl Listing {
+    fn take_tools(&mut self, tools: Vec<Tool>, config: &McpServerConfig) {
+        let mut names = BTreeSet::new();
+        for tool in tools.into_iter().filter(|tool| is_allowed(&tool.name, config)) {
+            let name = text::plain_line(&tool.name, text::MAX_NAME_BYTES);
+            let taken = match text::bad_name(&tool.name) {
+                Some(why) => Err(why),
+                None if tool.name == READ_RESOURCE => Err("its name stands for reading a resource".to_owned()),
+                None if !names.insert(wire_name(&tool.name)) => Err("a tool of this name came before".to_owned()),
+                None => tool_info(tool, config),
+            };
+            match taken {
+                Ok(tool) => self.tools.push(tool),
+                Err(why) => self.refuse(format!("tool {name:?}: {why}")),
+            }
+        }
+    }
+
+    fn take_resources(&mut self, resources: Vec<Resource>, config: &McpServerConfig) {
+        let mut seen = BTreeSet::new();
+        for resource in resources {
+            if let Some(why) = text::bad_uri(&resource.uri) {
+                self.refuse(format!("resource {:?}: {why}", text::plain_line(&resource.uri, text::MAX_NAME_BYTES)));
+                continue;
+            }
+            if !seen.insert(resource.uri.clone()) {
+                continue;
+            }
+            let label = [resource.title, Some(resource.name), resource.description];
+            let label = label.into_iter().flatten().find(|text| !text.trim().is_empty()).unwrap_or_default();
+            self.resources.push(ResourceInfo {
+                server: config.name.clone(),
+                uri: resource.uri,
+                label: text::plain_line(&label, MAX_LABEL_CHARS),
+                media_type: resource.mime_type.map(|kind| text::plain_line(&kind, MAX_LABEL_CHARS)),
+            });
+        }
+    }
+
+    fn refuse(&mut self, what: String) {
+        if self.refused.len() < MAX_REFUSED {
+            self.refused.push(what);
+        }
+    }
+}
+
+/// As some providers get to see a name: two tools that look the same there cannot both be offered.
+pub(crate) fn wire_name(name: &str) -> String {
+    name.replace(['.', '/'], "__")
 }
 
 fn is_allowed(tool: &str, config: &McpServerConfig) -> bool {
     config.allow.is_empty() || config.allow.iter().any(|glob| glob_match(glob, tool))
 }
 
-fn tool_info(tool: Tool, config: &McpServerConfig) -> ToolInfo {
+fn tool_info(tool: Tool, config: &McpServerConfig) -> Result<ToolInfo, String> {
     let description = tool.description.as_deref().unwrap_or_default();
-    ToolInfo {
+    let on_adoption = on_adoption(&tool, config);
+    let schema = Value::Object(tool.input_schema.as_ref().clone());
+    let digest = Digest::of_json(&json!({
+        "annotations": tool.annotations,
+        "description": description,
+        "name": tool.name,
+        "schema": schema,
+    }));
+    Ok(ToolInfo {
         qualified: format!("{}.{}", config.name, tool.name),
         server: config.name.clone(),
-        on_adoption: on_adoption(&tool, config),
-        description: description.chars().take(MAX_DESCRIPTION_CHARS).collect(),
-        schema: Value::Object(tool.input_schema.as_ref().clone()),
+        on_adoption,
+        description: text::plain(description, MAX_DESCRIPTION_CHARS),
+        schema: text::plain_schema(schema)?,
         tool: tool.name.into_owned(),
-    }
+        digest: digest.to_string(),
+    })
 }
 
 /// The configuration decides; else the server's hints, if they are trusted; else a person.
@@ -119,16 +169,19 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn config() -> McpServerConfig {
+        let transport = McpTransport::http("http://127.0.0.1:1/mcp");
         McpServerConfig {
-            name: "fs".into(),
-            transport: McpTransport::Http { endpoint: "http://127.0.0.1:1/mcp".into(), headers: Vec::new() },
             allow: vec!["read_*".into()],
             on_adoption: BTreeMap::from([("read_*".to_owned(), OnAdoption::Fail)]),
             trust_annotations: true,
-            call_timeout: Duration::from_secs(1),
-            required: false,
-            traits: crate::Traits::default(),
+            ..McpServerConfig::new("fs", transport)
         }
+    }
+
+    fn listed(tools: Vec<Tool>) -> Listing {
+        let mut listing = Listing::default();
+        listing.take_tools(tools, &McpServerConfig { allow: Vec::new(), ..config() });
+        listing
     }
 
     fn tool(name: &'static str, annotations: Option<ToolAnnotations>) -> Tool {
@@ -162,5 +215,50 @@ mod tests {
         assert_eq!(on_adoption(&tool("look", read_only.clone()), &trusting), OnAdoption::Retry);
         assert_eq!(on_adoption(&tool("look", read_only), &wary), OnAdoption::Ask);
         assert_eq!(on_adoption(&tool("look", None), &trusting), OnAdoption::Ask);
+    }
+
+    #[test]
+    fn what_cannot_be_offered_is_left_out_and_said_and_the_rest_stands() {
+        let schema = json!({ "description": "x".repeat(100_000) }).as_object().cloned().unwrap();
+        let huge = Tool::new("huge", "is too much", schema);
+        let listing = listed(vec![
+            tool("read", None),
+            tool("read\u{202e}", None),
+            tool("a.b", None),
+            tool("a__b", None),
+            tool("read", None),
+            tool(READ_RESOURCE, None),
+            huge,
+        ]);
+        let names: Vec<&str> = listing.tools.iter().map(|tool| tool.tool.as_str()).collect();
+        assert_eq!(names, ["read", "a.b"]);
+        let refused = listing.refused.join("\n");
+        assert_eq!(listing.refused.len(), 5, "{refused}");
+        for why in ["only letters", "\"a__b\": a tool of this name", "\"read\": a tool of", "bytes", "resource"] {
+            assert!(refused.contains(why), "{why}: {refused}");
+        }
+        assert!(!refused.contains('\u{202e}'), "what is said of it hides nothing either");
+    }
+
+    #[test]
+    fn a_description_hides_nothing_and_a_change_of_it_changes_the_digest() {
+        let with = |description: &'static str| listed(vec![Tool::new("t", description, serde_json::Map::new())]);
+        let evil = with("reads\u{202e} a file");
+        assert_eq!(evil.tools[0].description, "reads\u{fffd} a file");
+        assert_ne!(evil.tools[0].digest, with("reads a file").tools[0].digest);
+        assert_eq!(with("a").tools[0].digest, with("a").tools[0].digest);
+    }
+
+    #[test]
+    fn a_resource_is_a_line_without_its_content_and_the_first_of_a_uri_counts() {
+        let mut listing = Listing::default();
+        let of = |uri: &str, name: &str| Resource::new(uri, name);
+        listing.take_resources(
+            vec![of("file:///a", "one\nline"), of("file:///a", "again"), of("file:///\u{200b}", "hidden")],
+            &config(),
+        );
+        assert_eq!(listing.resources.len(), 1);
+        assert_eq!(listing.resources[0].label, "one line");
+        assert_eq!(listing.refused.len(), 1);
     }
 }

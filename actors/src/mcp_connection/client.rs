@@ -1,46 +1,92 @@
 //! The client side of a connection, as the server sees it.
 //!
-//! It declares no capabilities, so every request of the server but `ping` is answered with -32601: the defaults would
-//! answer `roots/list` and `elicitation/create` as if they had been offered. (`sampling/createMessage` is refused by
-//! default.)
+//! It declares no capabilities, but that a person can be asked where the configuration says so. Every other request of the
+//! server but `ping` is answered with -32601: the defaults would answer `roots/list` and `elicitation/create` as if they had
+//! been offered. (`sampling/createMessage` is refused by default.)
 #![expect(deprecated, reason = "servers of earlier revisions still ask for roots")]
 
 use ractor::ActorRef;
 use rmcp::{
     ClientHandler, RoleClient,
     model::{
-        ClientConfig, ElicitRequestParams, ElicitResult, ErrorCode, ErrorData, Implementation, ListRootsRequestMethod,
-        ListRootsResult, ProtocolVersion,
+        ClientCapabilities, ClientConfig, CustomNotification, ElicitRequestParams, ElicitResult, ElicitationCapability,
+        ErrorCode, ErrorData, FormElicitationCapability, Implementation, ListRootsRequestMethod, ListRootsResult,
+        LoggingMessageNotificationParam, ProgressNotificationParam, ProtocolVersion, ResourceUpdatedNotificationParam,
+        UrlElicitationCapability,
     },
-    service::{NotificationContext, RequestContext},
+    service::{InboundStreamOrigin, NotificationContext, Peer, RequestContext},
 };
 use std::sync::Arc;
 
-use super::{ConnectionMsg, socket};
+use super::{
+    ConnectionMsg, elicitation,
+    revision::Revision,
+    socket,
+    tail::{Tail, TailKind},
+    text,
+    underway::{self, Underway},
+};
+use crate::config::McpServerConfig;
 
-/// The client side of a connection, as the server sees it: it offers nothing, and says so when asked.
+/// Longest URI of a notification that is shown.
+const MAX_SHOWN_CHARS: usize = 256;
+
+/// The client side of a connection, as the server sees it: it offers next to nothing, and says so when asked.
 #[derive(Clone)]
 pub(super) struct Client {
     pub(super) actor: ActorRef<ConnectionMsg>,
     pub(super) generation: u64,
+    pub(super) config: Arc<McpServerConfig>,
+    /// How this node calls itself; nothing if empty.
+    pub(super) instance: Arc<str>,
+    pub(super) underway: Underway,
+    pub(super) tail: Tail,
 }
 
 impl Client {
     /// What the socket calls when it sees the server fail.
     pub(super) fn suspect(&self) -> socket::Suspect {
-        let Client { actor, generation } = self.clone();
+        let (actor, generation) = (self.actor.clone(), self.generation);
         Arc::new(move |reason| {
             // A stopped actor has nothing to reconnect.
             let _ = actor.cast(ConnectionMsg::Suspect { generation, reason });
         })
     }
+
+    /// Something that the server has is not what it was: it is listed again, soon.
+    fn lists_changed(&self, what: &str) {
+        self.tail.say(TailKind::Notification, &format!("{what} changed"));
+        // A stopped actor lists nothing.
+        let _ = self.actor.cast(ConnectionMsg::ListsChanged { generation: self.generation });
+    }
+
+    fn capabilities(&self) -> ClientCapabilities {
+        let mut capabilities = ClientCapabilities::default();
+        if self.config.elicitation {
+            let form = FormElicitationCapability::new().with_schema_validation(true);
+            capabilities.elicitation =
+                Some(ElicitationCapability::new().with_form(form).with_url(UrlElicitationCapability::new()));
+        }
+        capabilities
+    }
+
+    /// Whether a person may be asked over this connection.
+    fn may_ask(&self, peer: &Peer<RoleClient>) -> bool {
+        let info = peer.peer_info();
+        let version = info.map(|info| info.protocol_version.to_string()).unwrap_or_default();
+        let revision = Revision::negotiated(&version, true);
+        self.config.elicitation && revision.is_ok_and(Revision::has_elicitation)
+    }
 }
 
 impl ClientHandler for Client {
     fn get_info(&self) -> ClientConfig {
+        let mut named = Implementation::new("towline", env!("CARGO_PKG_VERSION"));
+        if !self.instance.is_empty() {
+            named = named.with_title(self.instance.to_string());
+        }
         // The default would offer a revision in which `initialize` does not exist.
-        ClientConfig::new(Default::default(), Implementation::new("towline", env!("CARGO_PKG_VERSION")))
-            .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
+        ClientConfig::new(self.capabilities(), named).with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
     }
 
     async fn list_roots(&self, _: RequestContext<RoleClient>) -> Result<ListRootsResult, ErrorData> {
@@ -49,14 +95,46 @@ impl ClientHandler for Client {
 
     async fn create_elicitation(
         &self,
-        _: ElicitRequestParams,
-        _: RequestContext<RoleClient>,
+        params: ElicitRequestParams,
+        context: RequestContext<RoleClient>,
     ) -> Result<ElicitResult, ErrorData> {
-        Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, "elicitation/create", None))
+        if !self.may_ask(&context.peer) {
+            return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, "elicitation/create", None));
+        }
+        let origin = context.extensions.get::<InboundStreamOrigin>();
+        Ok(elicitation::ask(&self.config.name, &self.underway, origin, &params).await)
+    }
+
+    async fn on_progress(&self, said: ProgressNotificationParam, _: NotificationContext<RoleClient>) {
+        self.underway.progress(&said);
+        let of = said.total.map(|total| format!(" of {total}")).unwrap_or_default();
+        let message = said.message.as_deref().unwrap_or_default();
+        self.tail.say(TailKind::Progress, &format!("{}{of} {message}", said.progress));
+    }
+
+    async fn on_logging_message(&self, said: LoggingMessageNotificationParam, _: NotificationContext<RoleClient>) {
+        self.underway.log(&said);
+        self.tail.say(TailKind::Log, &underway::log_line(&said));
+    }
+
+    async fn on_resource_updated(&self, said: ResourceUpdatedNotificationParam, _: NotificationContext<RoleClient>) {
+        let uri = text::plain_line(&said.uri, MAX_SHOWN_CHARS);
+        self.tail.say(TailKind::Notification, &format!("resource {uri} changed"));
     }
 
     async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
-        // A stopped actor lists nothing.
-        let _ = self.actor.cast(ConnectionMsg::ToolsChanged { generation: self.generation });
+        self.lists_changed("the list of tools");
+    }
+
+    async fn on_resource_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.lists_changed("the list of resources");
+    }
+
+    async fn on_prompt_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.tail.say(TailKind::Notification, "the list of prompts changed");
+    }
+
+    async fn on_custom_notification(&self, said: CustomNotification, _: NotificationContext<RoleClient>) {
+        self.tail.say(TailKind::Notification, &text::plain_line(&said.method, MAX_SHOWN_CHARS));
     }
 }

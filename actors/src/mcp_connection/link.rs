@@ -1,10 +1,15 @@
 //! One connection, from the start of its child process or its first request to its end.
 //!
+//! Over HTTP the eras of the protocol are tried one after the other, each within its own time; the one that worked is tried first
+//! the next time:
+//!
+//! ```text
+//! initialize ──refused──▶ server/discover ──refused, and 400, 404 or 405 at first──▶ HTTP with SSE
+//! ```
 //! A stdio server runs in its own process group with a cleared environment; when the link ends, its input is closed,
 //! it has [`EXIT_TIME`] to leave, and what is left of its group is killed.
 
 use process_wrap::tokio::{ChildWrapper, CommandWrap, KillOnDrop, ProcessGroup};
-use ractor::ActorRef;
 use rmcp::{
     RoleClient,
     model::ProtocolVersion,
@@ -13,9 +18,12 @@ use rmcp::{
 };
 use std::{
     collections::{BTreeMap, VecDeque},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Stdio,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU8, Ordering},
+    },
     time::Duration,
 };
 use tokio::{
@@ -25,12 +33,30 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{ConnectionMsg, Live, catalogue, client::Client, socket, spool::Spool};
-use crate::config::{McpServerConfig, McpTransport, Secret};
+use super::{
+    ConnectionMsg, Live, catalogue,
+    client::Client,
+    legacy,
+    revision::{Capabilities, Revision},
+    socket::{self, Push, Seen},
+    spool::Spool,
+    tail::{Tail, TailKind},
+    text,
+};
+use crate::config::{McpTransport, Secret};
 
-/// Time for a handshake: rmcp sets none, and a server that floods its stderr or never answers would hold it for ever.
-/// A child that a package runner fetches first, or an interpreter on a busy machine, takes many seconds until it answers.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for a handshake over HTTP: rmcp sets none, and a server that takes the request and never answers would hold it for ever.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time for a child to start and shake hands: one that a package runner fetches first, or an interpreter on a busy machine, takes
+/// many seconds until it answers.
+const CHILD_START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Longest `instructions` of a server that are kept, in characters: they go into prompts.
+const MAX_INSTRUCTIONS_CHARS: usize = 4_096;
+
+/// Longest name and version of a server, in characters.
+const MAX_SERVER_CHARS: usize = 128;
 
 /// Time for a child to leave after its input was closed.
 const EXIT_TIME: Duration = Duration::from_secs(2);
@@ -47,75 +73,160 @@ pub(super) const STOPPED: &str = "stopped";
 /// Environment variables that a child inherits: without them most programs do not start. Everything else is configured.
 const INHERITED: [&str; 2] = ["PATH", "HOME"];
 
+/// How a server over HTTP is spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Era {
+    /// `initialize`, and mostly a session.
+    Initialize,
+    /// `server/discover`, and no session.
+    Discover,
+    /// HTTP with SSE.
+    Legacy,
+}
+
+impl Era {
+    fn of(stored: u8) -> Option<Self> {
+        [Era::Initialize, Era::Discover, Era::Legacy].into_iter().find(|era| *era as u8 == stored)
+    }
+}
+
+/// The era that worked last, kept from one connection to the next; cheap to clone.
+#[derive(Debug, Clone)]
+pub(super) struct KnownEra(Arc<AtomicU8>);
+
+impl Default for KnownEra {
+    fn default() -> Self {
+        Self(Arc::new(AtomicU8::new(u8::MAX)))
+    }
+}
+
+/// What a link needs.
+pub(super) struct Plan {
+    pub client: Client,
+    pub stop: CancellationToken,
+    pub spool: Spool,
+    pub era: KnownEra,
+}
+
 /// Connects, publishes, waits for the end, cleans up. Says [`ConnectionMsg::Lost`] exactly once, as its last word.
-pub(super) async fn run(
-    config: Arc<McpServerConfig>,
-    generation: u64,
-    actor: ActorRef<ConnectionMsg>,
-    stop: CancellationToken,
-    spool: Spool,
-) {
-    let client = Client { actor: actor.clone(), generation };
+pub(super) async fn run(plan: Plan) {
+    let (actor, generation) = (plan.client.actor.clone(), plan.client.generation);
+    let config = Arc::clone(&plan.client.config);
     let reason = match &config.transport {
         McpTransport::Stdio { command, env, cwd } => {
-            run_child(&config, client, &stop, spool, Program { command, env, cwd: cwd.as_ref() }).await
+            run_child(&plan, Program { command, env, cwd: cwd.as_ref() }).await
         }
-        McpTransport::Http { endpoint, headers } => run_http(&config, client, &stop, spool, (endpoint, headers)).await,
+        McpTransport::Http { endpoint, headers, socket, legacy } => {
+            let remote = Remote { endpoint, headers, socket: socket.as_deref(), legacy: *legacy };
+            run_http(&plan, &remote).await
+        }
     };
     // A stopped actor knows.
     let _ = actor.cast(ConnectionMsg::Lost { generation, reason });
 }
 
-async fn run_child(
-    config: &McpServerConfig,
-    client: Client,
-    stop: &CancellationToken,
-    spool: Spool,
-    program: Program<'_>,
-) -> String {
-    let (mut child, (output, input)) = match Child::start(&config.name, &program) {
+async fn run_child(plan: &Plan, program: Program<'_>) -> String {
+    let Plan { client, stop, spool, .. } = plan;
+    let (mut child, (output, input)) = match Child::start(&client.config.name, &program, &client.tail) {
         Ok(started) => started,
         Err(error) => return format!("start {}: {error}", program.command.first().map_or("nothing", String::as_str)),
     };
     let transport = (spool.lines(output), input);
+    let shaking = handshake(client.clone(), transport, ClientLifecycleMode::Initialize, CHILD_START_TIMEOUT);
+    let seen = Seen::default();
+    seen.set_push(Push::Live);
     let reason = tokio::select! {
         () = stop.cancelled() => STOPPED.to_owned(),
-        result = handshake(client.clone(), transport, ClientLifecycleMode::Initialize) => match result {
-            Ok(service) => serve(config, client, stop, service).await,
+        result = shaking => match result {
+            Ok(service) => serve(plan, (service, Era::Initialize), seen).await,
             Err(failure) => failure.reason,
         },
     };
     child.end(reason).await
 }
 
-async fn run_http(
-    config: &McpServerConfig,
-    client: Client,
-    stop: &CancellationToken,
-    spool: Spool,
-    (endpoint, headers): (&str, &[(String, Secret)]),
-) -> String {
-    let connect = async {
-        // Most servers know `initialize`. One that refuses it may know only its successor.
-        let first =
-            socket::transport(endpoint, headers, client.suspect(), spool.clone()).map_err(Failure::permanent)?;
-        let refused = match handshake(client.clone(), first, ClientLifecycleMode::Initialize).await {
-            Ok(service) => return Ok(service),
-            Err(failure) if failure.refused => failure,
-            Err(failure) => return Err(failure),
-        };
-        let second =
-            socket::transport(endpoint, headers, client.suspect(), spool.clone()).map_err(Failure::permanent)?;
-        let discover = ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::LATEST] };
-        handshake(client.clone(), second, discover).await.map_err(|_| refused)
-    };
+/// A server over HTTP.
+struct Remote<'a> {
+    endpoint: &'a str,
+    headers: &'a [(String, Secret)],
+    socket: Option<&'a Path>,
+    legacy: bool,
+}
+
+async fn run_http(plan: &Plan, remote: &Remote<'_>) -> String {
+    let seen = Seen::default();
     tokio::select! {
-        () = stop.cancelled() => STOPPED.to_owned(),
-        result = connect => match result {
-            Ok(service) => serve(config, client, stop, service).await,
+        () = plan.stop.cancelled() => STOPPED.to_owned(),
+        result = connect(plan, remote, &seen) => match result {
+            Ok((service, era)) => {
+                plan.era.0.store(era as u8, Ordering::Relaxed);
+                serve(plan, (service, era), seen).await
+            }
             Err(failure) => failure.reason,
         },
     }
+}
+
+type Connected = (RunningService<RoleClient, Client>, Era);
+
+/// Tries one era after the other. What the first try said is what is told.
+async fn connect(plan: &Plan, remote: &Remote<'_>, seen: &Seen) -> Result<Connected, Failure> {
+    if remote.legacy {
+        return shake(plan, remote, seen, Era::Legacy).await;
+    }
+    if let Some(known @ (Era::Discover | Era::Legacy)) = Era::of(plan.era.0.load(Ordering::Relaxed)) {
+        match shake(plan, remote, seen, known).await {
+            Ok(connected) => return Ok(connected),
+            // It may be another server by now, or the same one after an update.
+            Err(failure) => tracing::debug!(server = plan.client.config.name, failure.reason, "not as the last time"),
+        }
+    }
+    // Most servers know `initialize`. One that refuses it may know only its successor, or only its predecessor.
+    let first = match shake(plan, remote, seen, Era::Initialize).await {
+        Ok(connected) => return Ok(connected),
+        Err(failure) if failure.refused => failure,
+        Err(failure) => return Err(failure),
+    };
+    let may_be_legacy = matches!(seen.refused(), 400 | 404 | 405);
+    match shake(plan, remote, seen, Era::Discover).await {
+        Ok(connected) => return Ok(connected),
+        Err(_) if may_be_legacy => {}
+        Err(_) => return Err(first),
+    }
+    shake(plan, remote, seen, Era::Legacy).await.map_err(|_| first)
+}
+
+async fn shake(plan: &Plan, remote: &Remote<'_>, seen: &Seen, era: Era) -> Result<Connected, Failure> {
+    let client = plan.client.clone();
+    let http = socket::client(remote.socket).map_err(Failure::permanent)?;
+    let watch = (client.suspect(), seen.clone());
+    seen.set_refused(0);
+    let service = match era {
+        Era::Legacy => {
+            let headers = socket::custom_headers(remote.headers).map_err(Failure::permanent)?;
+            let connecting = legacy::connect(http, remote.endpoint, headers, &plan.spool);
+            let opened = tokio::time::timeout(HANDSHAKE_TIMEOUT, connecting).await;
+            let late = || Failure::permanent(format!("HTTP with SSE: no endpoint after {HANDSHAKE_TIMEOUT:?}"));
+            let transport = opened.map_err(|_| late())?.map_err(Failure::permanent)?;
+            seen.set_push(Push::Live);
+            handshake(client, transport, ClientLifecycleMode::Initialize, HANDSHAKE_TIMEOUT).await
+        }
+        Era::Initialize | Era::Discover => {
+            let transport = socket::transport(http, remote.endpoint, remote.headers, watch, plan.spool.clone());
+            let lifecycle = match era {
+                Era::Discover => ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::LATEST] },
+                Era::Initialize | Era::Legacy => ClientLifecycleMode::Initialize,
+            };
+            handshake(client, transport.map_err(Failure::permanent)?, lifecycle, HANDSHAKE_TIMEOUT).await.map_err(
+                |failure| {
+                    // A status that says no is an answer as well.
+                    let refused = failure.refused || matches!(seen.refused(), 400 | 404 | 405 | 406 | 415 | 501);
+                    Failure { refused, ..failure }
+                },
+            )
+        }
+    };
+    service.map(|service| (service, era))
 }
 
 /// A handshake that failed.
@@ -135,52 +246,47 @@ async fn handshake<T, E, A>(
     client: Client,
     transport: T,
     lifecycle: ClientLifecycleMode,
+    within: Duration,
 ) -> Result<RunningService<RoleClient, Client>, Failure>
 where
     T: IntoTransport<RoleClient, E, A>,
     E: std::error::Error + Send + Sync + 'static,
 {
-    match tokio::time::timeout(HANDSHAKE_TIMEOUT, client.serve_with_lifecycle(transport, lifecycle)).await {
+    match tokio::time::timeout(within, client.serve_with_lifecycle(transport, lifecycle)).await {
         Ok(Ok(service)) => Ok(service),
         Ok(Err(error)) => {
             let refused = matches!(
                 error,
                 ClientInitializeError::JsonRpcError(_) | ClientInitializeError::NoCompatibleProtocolVersion { .. }
             );
-            Err(Failure { reason: format!("handshake: {error}"), refused })
+            let reason = text::plain_line(&format!("handshake: {error}"), MAX_INSTRUCTIONS_CHARS);
+            Err(Failure { reason, refused })
         }
-        Err(_) => Err(Failure::permanent(format!("handshake: no answer after {HANDSHAKE_TIMEOUT:?}"))),
+        Err(_) => Err(Failure::permanent(format!("handshake: no answer after {within:?}"))),
     }
 }
 
-/// Lists the tools, publishes the connection, and waits until it ends.
-async fn serve(
-    config: &McpServerConfig,
-    client: Client,
-    stop: &CancellationToken,
-    service: RunningService<RoleClient, Client>,
-) -> String {
-    let info = service.peer_info();
-    let live = Live {
-        generation: client.generation,
-        peer: service.peer().clone(),
-        protocol_version: info.as_ref().map_or_else(String::new, |info| info.protocol_version.to_string()),
-        server: info
-            .and_then(|info| info.server_info.as_ref().map(|server| format!("{} {}", server.name, server.version))),
-    };
+/// Looks at what was agreed on, lists what there is, publishes the connection, and waits until it ends.
+async fn serve(plan: &Plan, (service, era): Connected, seen: Seen) -> String {
+    let Plan { client, stop, .. } = plan;
     let ending = service.cancellation_token();
-    let listed = tokio::select! {
-        () = stop.cancelled() => None,
-        listed = catalogue::list(&live.peer, config) => Some(listed),
-    };
-    let failed = match listed {
-        Some(Ok(tools)) => {
-            // A stopped actor needs no connection, and stops this task.
-            let _ = client.actor.cast(ConnectionMsg::Connected { live, tools });
-            None
+    let failed = match live(client, &service, era, seen) {
+        Err(reason) => Some(reason),
+        Ok(live) => {
+            let listed = tokio::select! {
+                () = stop.cancelled() => None,
+                listed = catalogue::list(&live.peer, live.capabilities, &client.config) => Some(listed),
+            };
+            match listed {
+                Some(Ok(listing)) => {
+                    // A stopped actor needs no connection, and stops this task.
+                    let _ = client.actor.cast(ConnectionMsg::Connected { live: Box::new(live), listing });
+                    None
+                }
+                Some(Err(error)) => Some(error.message),
+                None => Some(STOPPED.to_owned()),
+            }
         }
-        Some(Err(error)) => Some(error.message),
-        None => Some(STOPPED.to_owned()),
     };
     let mut waiting = std::pin::pin!(service.waiting());
     if failed.is_none() {
@@ -192,6 +298,28 @@ async fn serve(
     ending.cancel();
     let _ = tokio::time::timeout(EXIT_TIME, waiting).await;
     failed.unwrap_or_else(|| STOPPED.to_owned())
+}
+
+/// What the handshake came to: it holds for as long as the connection.
+fn live(client: &Client, service: &RunningService<RoleClient, Client>, era: Era, seen: Seen) -> Result<Live, String> {
+    let Some(info) = service.peer_info() else { return Err("handshake: the server said nothing of itself".to_owned()) };
+    let version = text::plain_line(&info.protocol_version.to_string(), MAX_SERVER_CHARS);
+    let revision = Revision::negotiated(&version, era != Era::Discover)?;
+    if revision.is_stateless() {
+        seen.set_push(Push::None);
+    }
+    let said = info.instructions.as_deref().unwrap_or_default().trim();
+    let named = info.server_info.as_ref().map(|server| format!("{} {}", server.name, server.version));
+    Ok(Live {
+        generation: client.generation,
+        peer: service.peer().clone(),
+        protocol_version: version,
+        capabilities: Capabilities::of(&info.capabilities),
+        instructions: (!said.is_empty()).then(|| text::plain(said, MAX_INSTRUCTIONS_CHARS)),
+        server: named.map(|named| text::plain_line(&named, MAX_SERVER_CHARS)),
+        underway: client.underway.clone(),
+        seen,
+    })
 }
 
 fn quit_reason(quit: Result<QuitReason, tokio::task::JoinError>) -> String {
@@ -217,7 +345,7 @@ struct Child {
 }
 
 impl Child {
-    fn start(server: &str, program: &Program<'_>) -> std::io::Result<(Self, (ChildStdout, ChildStdin))> {
+    fn start(server: &str, program: &Program<'_>, tail: &Tail) -> std::io::Result<(Self, (ChildStdout, ChildStdin))> {
         let Program { command, env, cwd } = *program;
         let (program, arguments) =
             command.split_first().ok_or_else(|| std::io::Error::other("the command is empty"))?;
@@ -235,7 +363,7 @@ impl Child {
             return Err(std::io::Error::other("its standard streams are not piped"));
         };
         let lines = Arc::new(Mutex::new(VecDeque::new()));
-        let drain = tokio::spawn(drain(stderr, server.to_owned(), lines.clone()));
+        let drain = tokio::spawn(drain(stderr, server.to_owned(), (lines.clone(), tail.clone())));
         Ok((Self { process, stderr: lines, drain }, (stdout, stdin)))
     }
 
@@ -265,7 +393,7 @@ impl Drop for Child {
 }
 
 /// Reads a child's stderr to its end, so that the child never blocks on it.
-async fn drain(stderr: impl AsyncRead + Unpin, server: String, lines: Arc<Mutex<VecDeque<String>>>) {
+async fn drain(stderr: impl AsyncRead + Unpin, server: String, (lines, tail): (Arc<Mutex<VecDeque<String>>>, Tail)) {
     let mut reader = BufReader::new(stderr);
     let mut bytes = Vec::new();
     while let Ok(1..) = (&mut reader).take(STDERR_LINE_BYTES).read_until(b'\n', &mut bytes).await {
@@ -275,6 +403,7 @@ async fn drain(stderr: impl AsyncRead + Unpin, server: String, lines: Arc<Mutex<
             continue;
         }
         tracing::debug!(server, line, "MCP server wrote to stderr");
+        tail.say(TailKind::Stderr, &line);
         let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.len() == STDERR_LINES {
             lines.pop_front();

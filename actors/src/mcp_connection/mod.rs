@@ -14,9 +14,20 @@ mod answers;
 mod call;
 mod catalogue;
 mod client;
+mod elicitation;
+mod events;
+mod guards;
+mod inspect;
+mod legacy;
 mod link;
+mod pages;
+mod pins;
+mod revision;
 mod socket;
 mod spool;
+mod tail;
+mod text;
+mod underway;
 
 use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SpawnErr};
 use rmcp::{RoleClient, service::Peer};
@@ -24,23 +35,32 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{
     borrow::Cow,
+    collections::BTreeMap,
     sync::{Arc, atomic::AtomicU64},
     time::{Duration, Instant},
 };
-use tokio::{
-    sync::{Semaphore, watch},
-    task::JoinHandle,
-};
+use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use towline_cluster::ClusterHandle;
 use towline_core::{OnAdoption, Part, StepNo, TaskId, TraceContext};
 use towline_trace::{KeyValue, names};
 
-use crate::config::{McpServerConfig, McpTransport};
+use crate::config::{McpServerConfig, OnChange};
+use catalogue::Listing;
+use client::Client;
+use guards::Guards;
+use pins::Pins;
+use socket::Seen;
 use spool::Spool;
+use tail::Tail;
+use underway::Underway;
 
-/// Calls to one server at a time: more of them would only queue in the server, where they cannot be cancelled well.
-const MAX_CALLS: usize = 32;
+pub(crate) use catalogue::wire_name;
+pub use catalogue::{READ_RESOURCE, ResourceInfo};
+pub use events::{CallEvent, CallEvents, Heard, Question, channel as call_events};
+pub use inspect::{McpInspection, PromptInfo, TemplateInfo};
+pub use revision::Capabilities;
+pub use tail::{TailKind, TailLine};
 
 /// Wait before the second try to connect; it doubles up to [`MAX_BACK_OFF`].
 const FIRST_BACK_OFF: Duration = Duration::from_millis(200);
@@ -73,6 +93,9 @@ pub struct ToolInfo {
     pub schema: Value,
     /// What an adopter does with an open call.
     pub on_adoption: OnAdoption,
+    /// The same for as long as name, description, schema and annotations are.
+    #[serde(default)]
+    pub digest: String,
 }
 
 /// A call of a tool.
@@ -92,8 +115,12 @@ pub struct CallRequest {
     pub idempotency_key: String,
     /// The `tools/call` span of the caller: its id is in the journal before the call is made.
     pub trace: TraceContext,
+    /// The `tracestate` beside it, as it came from the caller; empty if there is none.
+    pub trace_state: String,
     /// How long the call may take; the server's configured time if none.
     pub timeout: Option<Duration>,
+    /// Where goes what the server says meanwhile.
+    pub events: CallEvents,
 }
 
 /// What a tool answered.
@@ -151,6 +178,18 @@ pub struct McpServerStatus {
     pub server: Option<String>,
     /// Qualified names of the tools that agents may use.
     pub tools: Vec<String>,
+    /// Whether it can say something by itself: `live`, `opening`, `reconnecting`, `none`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub push: Option<String>,
+    /// Tools that are not what they were when they were listed first, and what that means: `mcp.tools_changed` in the log.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub changed: BTreeMap<String, String>,
+    /// What of its lists is left out, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
+    /// Counts the listings that were published: what was read under another one may be old.
+    #[serde(default)]
+    pub catalogue: u64,
     /// Why it is down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -165,31 +204,40 @@ pub struct McpHandle {
     config: Arc<McpServerConfig>,
     actor: ActorRef<ConnectionMsg>,
     published: watch::Receiver<Published>,
-    slots: Arc<Semaphore>,
+    guards: Guards,
+    tail: Tail,
     /// The last connection that a call has seen break, by its generation.
     broken: Arc<AtomicU64>,
     spool: Spool,
 }
 
 impl McpHandle {
-    /// Starts the connection of one server; it connects in the background.
+    /// Starts the connection of one server; it connects in the background. The server is told that this is `instance`.
     ///
     /// # Errors
     /// When the actor system refuses another actor.
     pub async fn spawn(
         config: McpServerConfig,
         cluster: Option<ClusterHandle>,
+        instance: &str,
         supervisor: Option<ActorCell>,
     ) -> Result<Self, SpawnErr> {
         let (config, spool) = (Arc::new(config), Spool::new(cluster));
         let (publish, published) = watch::channel(Published::default());
-        let arguments = ConnectionArguments { config: config.clone(), publish, spool: spool.clone() };
+        let (guards, tail) = (Guards::new(config.max_calls), Tail::default());
+        let arguments = ConnectionArguments {
+            config: config.clone(),
+            instance: instance.into(),
+            publish,
+            spool: spool.clone(),
+            guards: guards.clone(),
+            tail: tail.clone(),
+        };
         let (actor, _) = match supervisor {
             Some(supervisor) => Actor::spawn_linked(None, ConnectionActor, arguments, supervisor).await?,
             None => Actor::spawn(None, ConnectionActor, arguments).await?,
         };
-        let (slots, broken) = (Arc::new(Semaphore::new(MAX_CALLS)), Arc::default());
-        Ok(Self { config, actor, published, slots, broken, spool })
+        Ok(Self { config, actor, published, guards, tail, broken: Arc::default(), spool })
     }
 
     /// The server's name in the configuration.
@@ -205,6 +253,33 @@ impl McpHandle {
     /// The tools that agents may use. They stay listed while the server is down, so that a call can say so.
     pub fn tools(&self) -> Vec<ToolInfo> {
         self.published.borrow().tools.to_vec()
+    }
+
+    /// The resources that the server listed last.
+    pub fn resources(&self) -> Vec<ResourceInfo> {
+        self.published.borrow().resources.to_vec()
+    }
+
+    /// Whether resources of it can be read, as far as is known.
+    pub fn has_resources(&self) -> bool {
+        let published = self.published.borrow();
+        match &published.phase {
+            Phase::Ready(live) => live.capabilities.resources,
+            Phase::Connecting | Phase::Waiting { .. } => !published.resources.is_empty(),
+        }
+    }
+
+    /// What the server says of how it is used, while it is ready: text from outside.
+    pub fn instructions(&self) -> Option<String> {
+        match &self.published.borrow().phase {
+            Phase::Ready(live) => live.instructions.clone(),
+            Phase::Connecting | Phase::Waiting { .. } => None,
+        }
+    }
+
+    /// What the server said beside its answers, after the line of a number.
+    pub fn tail(&self, after: u64) -> Vec<TailLine> {
+        self.tail.after(after)
     }
 
     /// Attributes of the connection for the span of a call.
@@ -229,7 +304,7 @@ impl McpHandle {
         call::live(self, within, call::Patience::WholeTime).await.map(|_| ())
     }
 
-    /// Calls a tool. An error that the tool reports is an answer ([`ToolResult::is_error`]).
+    /// Calls a tool, or reads a resource. An error that the tool reports is an answer ([`ToolResult::is_error`]).
     ///
     /// # Errors
     /// When the tool is not in the catalogue, the server cannot be reached, breaks the protocol or takes too long, or
@@ -242,14 +317,19 @@ impl McpHandle {
     pub fn status(&self) -> McpServerStatus {
         let published = self.published.borrow();
         let tools = published.tools.iter().map(|tool| tool.qualified.clone()).collect();
-        let transport = if self.config.transport.is_stdio() { "stdio" } else { "http" };
+        let blocks = self.config.on_change == OnChange::Block;
+        let told = |how: &str| if blocks { format!("{how}, blocked") } else { how.to_owned() };
         let mut status = McpServerStatus {
             name: self.config.name.clone(),
-            transport: transport.into(),
+            transport: self.config.transport.kind().into(),
             state: McpServerState::Connecting,
             protocol_version: None,
             server: None,
             tools,
+            push: None,
+            changed: published.changed.iter().map(|(tool, how)| (tool.clone(), told(how))).collect(),
+            left_out: published.left_out.to_vec(),
+            catalogue: published.catalogue,
             reason: None,
             next_try_ms: None,
         };
@@ -259,6 +339,7 @@ impl McpHandle {
                 status.state = McpServerState::Ready;
                 status.protocol_version = Some(live.protocol_version.clone());
                 status.server = live.server.clone();
+                status.push = Some(live.seen.push().word().to_owned());
             }
             Phase::Waiting { reason, next_try } => {
                 status.state = McpServerState::Down;
@@ -279,25 +360,28 @@ impl McpHandle {
     }
 }
 
-impl McpTransport {
-    fn is_stdio(&self) -> bool {
-        match self {
-            McpTransport::Stdio { .. } => true,
-            McpTransport::Http { .. } => false,
-        }
-    }
-}
-
 /// What the actor shows to the holders of its handle.
 #[derive(Clone)]
 struct Published {
     phase: Phase,
     tools: Arc<[ToolInfo]>,
+    resources: Arc<[ResourceInfo]>,
+    /// Tools that are not what they were in the first listing.
+    changed: Arc<BTreeMap<String, &'static str>>,
+    left_out: Arc<[String]>,
+    catalogue: u64,
 }
 
 impl Default for Published {
     fn default() -> Self {
-        Self { phase: Phase::Connecting, tools: Arc::from([]) }
+        Self {
+            phase: Phase::Connecting,
+            tools: Arc::from([]),
+            resources: Arc::from([]),
+            changed: Arc::default(),
+            left_out: Arc::from([]),
+            catalogue: 0,
+        }
     }
 }
 
@@ -313,7 +397,12 @@ pub(crate) struct Live {
     generation: u64,
     peer: Peer<RoleClient>,
     protocol_version: String,
+    /// What the server said that it has: nothing else is asked of it.
+    capabilities: Capabilities,
+    instructions: Option<String>,
     server: Option<String>,
+    underway: Underway,
+    seen: Seen,
 }
 
 /// Messages of the connection actor. Those about a link carry its generation; late ones are dropped.
@@ -321,29 +410,37 @@ pub(crate) enum ConnectionMsg {
     /// Time to connect.
     Connect,
     /// The handshake and the first listing are done.
-    Connected { live: Live, tools: Vec<ToolInfo> },
+    Connected { live: Box<Live>, listing: Listing },
     /// The link ended, or never stood.
     Lost { generation: u64, reason: String },
     /// Somebody saw the connection fail: end it and connect again.
     Suspect { generation: u64, reason: String },
-    /// The server says that its tools changed.
-    ToolsChanged { generation: u64 },
-    /// Time to list the tools again.
+    /// The server says that what it has changed.
+    ListsChanged { generation: u64 },
+    /// Time to list it again.
     Relist { generation: u64 },
-    /// They are listed.
-    Relisted { generation: u64, tools: Result<Vec<ToolInfo>, CallError> },
+    /// It is listed.
+    Relisted { generation: u64, listing: Result<Listing, CallError> },
 }
 
 struct ConnectionArguments {
     config: Arc<McpServerConfig>,
+    instance: Arc<str>,
     publish: watch::Sender<Published>,
     spool: Spool,
+    guards: Guards,
+    tail: Tail,
 }
 
 struct ConnectionState {
     config: Arc<McpServerConfig>,
+    instance: Arc<str>,
     publish: watch::Sender<Published>,
     spool: Spool,
+    guards: Guards,
+    tail: Tail,
+    pins: Pins,
+    era: link::KnownEra,
     generation: u64,
     failures: u32,
     link: Option<Link>,
@@ -374,8 +471,13 @@ impl Actor for ConnectionActor {
         myself.cast(ConnectionMsg::Connect)?;
         Ok(ConnectionState {
             config: arguments.config,
+            instance: arguments.instance,
             publish: arguments.publish,
             spool: arguments.spool,
+            guards: arguments.guards,
+            tail: arguments.tail,
+            pins: Pins::default(),
+            era: link::KnownEra::default(),
             generation: 0,
             failures: 0,
             link: None,
@@ -392,22 +494,24 @@ impl Actor for ConnectionActor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             ConnectionMsg::Connect => state.connect(myself),
-            ConnectionMsg::Connected { live, tools } if live.generation == state.generation => {
-                state.connected(live, tools);
+            ConnectionMsg::Connected { live, listing } if live.generation == state.generation => {
+                state.connected(*live, listing);
             }
             ConnectionMsg::Lost { generation, reason } if generation == state.generation => state.lost(reason, &myself),
             ConnectionMsg::Suspect { generation, reason } if generation == state.generation => state.suspect(reason),
-            ConnectionMsg::ToolsChanged { generation } if generation == state.generation => {
+            ConnectionMsg::ListsChanged { generation } if generation == state.generation => {
                 if !std::mem::replace(&mut state.relist_planned, true) {
                     myself.send_after(RELIST_DEBOUNCE, move || ConnectionMsg::Relist { generation });
                 }
             }
             ConnectionMsg::Relist { generation } if generation == state.generation => state.relist(myself),
-            ConnectionMsg::Relisted { generation, tools } if generation == state.generation => state.relisted(tools),
+            ConnectionMsg::Relisted { generation, listing } if generation == state.generation => {
+                state.relisted(listing)
+            }
             ConnectionMsg::Connected { .. }
             | ConnectionMsg::Lost { .. }
             | ConnectionMsg::Suspect { .. }
-            | ConnectionMsg::ToolsChanged { .. }
+            | ConnectionMsg::ListsChanged { .. }
             | ConnectionMsg::Relist { .. }
             | ConnectionMsg::Relisted { .. } => {}
         }
@@ -441,22 +545,65 @@ impl ConnectionState {
         self.relist_planned = false;
         self.publish.send_modify(|published| published.phase = Phase::Connecting);
         let stop = CancellationToken::new();
-        let task =
-            tokio::spawn(link::run(self.config.clone(), self.generation, myself, stop.clone(), self.spool.clone()));
+        let client = Client {
+            actor: myself,
+            generation: self.generation,
+            config: self.config.clone(),
+            instance: self.instance.clone(),
+            underway: Underway::default(),
+            tail: self.tail.clone(),
+        };
+        let plan = link::Plan { client, stop: stop.clone(), spool: self.spool.clone(), era: self.era.clone() };
+        let task = tokio::spawn(link::run(plan));
         self.link = Some(Link { stop, task, ready_since: None, suspicion: None });
     }
 
-    fn connected(&mut self, live: Live, tools: Vec<ToolInfo>) {
+    fn connected(&mut self, live: Live, listing: Listing) {
         if let Some(link) = &mut self.link {
             link.ready_since = Some(Instant::now());
         }
         tracing::info!(
             server = self.config.name,
-            tools = tools.len(),
+            tools = listing.tools.len(),
+            resources = listing.resources.len(),
             protocol_version = live.protocol_version,
+            capabilities = live.capabilities.names().join(","),
             "MCP server is ready"
         );
-        self.publish.send_replace(Published { phase: Phase::Ready(Arc::new(live)), tools: tools.into() });
+        self.tail.say(TailKind::Connection, "ready");
+        self.guards.reconnected();
+        self.take(listing, Some(Phase::Ready(Arc::new(live))));
+    }
+
+    /// Publishes what was listed, compared with what was listed first.
+    fn take(&mut self, listing: Listing, phase: Option<Phase>) {
+        let Listing { tools, resources, refused } = listing;
+        let judged = self.pins.judge(tools, self.config.on_change);
+        if judged.is_news {
+            let changed: Vec<String> = judged.changed.iter().map(|(tool, how)| format!("{tool} {how}")).collect();
+            let blocked = self.config.on_change == OnChange::Block;
+            let tools = changed.join(", ");
+            tracing::warn!(event = "mcp.tools_changed", server = self.config.name, blocked, tools, "MCP tools changed");
+            self.tail.say(TailKind::Connection, &format!("mcp.tools_changed: {tools}"));
+        }
+        let is_told = *self.publish.borrow().left_out == *refused;
+        if !is_told && !refused.is_empty() {
+            tracing::warn!(
+                server = self.config.name,
+                what = refused.join("; "),
+                "left out of the lists of an MCP server"
+            );
+        }
+        self.publish.send_modify(|published| {
+            if let Some(phase) = phase {
+                published.phase = phase;
+            }
+            published.tools = judged.tools.into();
+            published.resources = resources.into();
+            published.changed = Arc::new(judged.changed);
+            published.left_out = refused.into();
+            published.catalogue += 1;
+        });
     }
 
     fn suspect(&mut self, reason: String) {
@@ -483,6 +630,7 @@ impl ConnectionState {
             "MCP server is not there"
         );
         let next_try = Instant::now() + wait;
+        self.tail.say(TailKind::Connection, &format!("not there: {reason}"));
         self.publish.send_modify(|published| published.phase = Phase::Waiting { reason, next_try });
         myself.send_after(wait, || ConnectionMsg::Connect);
     }
@@ -495,17 +643,17 @@ impl ConnectionState {
             previous.abort();
         }
         self.relisting = Some(tokio::spawn(async move {
-            let tools = catalogue::list(&live.peer, &config).await;
+            let listing = catalogue::list(&live.peer, live.capabilities, &config).await;
             // An actor that has stopped wants no news.
-            let _ = myself.cast(ConnectionMsg::Relisted { generation: live.generation, tools });
+            let _ = myself.cast(ConnectionMsg::Relisted { generation: live.generation, listing });
         }));
     }
 
-    fn relisted(&mut self, tools: Result<Vec<ToolInfo>, CallError>) {
-        match tools {
-            Ok(tools) => {
-                tracing::info!(server = self.config.name, tools = tools.len(), "MCP tools were listed again");
-                self.publish.send_modify(|published| published.tools = tools.into());
+    fn relisted(&mut self, listing: Result<Listing, CallError>) {
+        match listing {
+            Ok(listing) => {
+                tracing::info!(server = self.config.name, tools = listing.tools.len(), "MCP tools were listed again");
+                self.take(listing, None);
             }
             Err(error) => tracing::warn!(server = self.config.name, %error, "MCP tools could not be listed again"),
         }

@@ -3,7 +3,7 @@
 
 use http::{HeaderName, HeaderValue};
 use rmcp::{
-    model::{ClientJsonRpcMessage, GetMeta},
+    model::{ClientJsonRpcMessage, ClientRequest, GetMeta},
     transport::{
         StreamableHttpClientTransport,
         common::client_side_sse::{BoxedSseResponse, ExponentialBackoff},
@@ -15,11 +15,12 @@ use rmcp::{
 };
 use std::{
     collections::HashMap,
+    path::Path,
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU8, AtomicU16, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -40,28 +41,114 @@ const MAX_STREAM_DELAY: Duration = Duration::from_secs(15);
 /// Idle connections that are kept.
 const IDLE_CONNECTIONS: usize = 8;
 
+/// Tries to open the notification stream for the first time; rmcp makes one.
+const FIRST_TRIES: u32 = 4;
+
+/// Wait before the second of these tries; it doubles. Also the wait before a stream is opened again that ended at once.
+const FIRST_STREAM_DELAY: Duration = Duration::from_millis(250);
+
+/// A stream that lived this long was one; servers that end each of them at once are asked more and more rarely.
+const STREAM_LIVED: Duration = Duration::from_secs(5);
+
+/// Whether the server can say something by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Push {
+    /// Its stream is not open yet.
+    Opening,
+    /// It can.
+    Live,
+    /// Its stream has ended and is opened again.
+    Reconnecting,
+    /// It has no such stream.
+    None,
+}
+
+impl Push {
+    /// As it is shown.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Push::Opening => "opening",
+            Push::Live => "live",
+            Push::Reconnecting => "reconnecting",
+            Push::None => "none",
+        }
+    }
+}
+
+/// What the socket of a connection has seen; cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Seen(Arc<SeenInner>);
+
+#[derive(Debug, Default)]
+struct SeenInner {
+    push: AtomicU8,
+    refused: AtomicU16,
+}
+
+impl Seen {
+    /// Whether the server can say something by itself.
+    pub(super) fn push(&self) -> Push {
+        match self.0.push.load(Ordering::Relaxed) {
+            1 => Push::Live,
+            2 => Push::Reconnecting,
+            3 => Push::None,
+            _ => Push::Opening,
+        }
+    }
+
+    pub(super) fn set_push(&self, push: Push) {
+        let stored = match push {
+            Push::Opening => 0,
+            Push::Live => 1,
+            Push::Reconnecting => 2,
+            Push::None => 3,
+        };
+        self.0.push.store(stored, Ordering::Relaxed);
+    }
+
+    /// The status of the last answer that was no success; 0 if there was none.
+    pub(super) fn refused(&self) -> u16 {
+        self.0.refused.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_refused(&self, status: u16) {
+        self.0.refused.store(status, Ordering::Relaxed);
+    }
+}
+
 /// Called with the reason when the server is seen to fail.
 pub(super) type Suspect = Arc<dyn Fn(String) + Send + Sync>;
 
 type Refusal = StreamableHttpError<reqwest::Error>;
 
-/// A transport to an endpoint.
+/// The HTTP client for one server: pooled connections without Nagle's delay, no redirects, over a Unix socket if there is one.
 ///
 /// # Errors
-/// When a header cannot be sent or the HTTP client cannot be made.
-pub(super) fn transport(
-    endpoint: &str,
-    headers: &[(String, Secret)],
-    suspect: Suspect,
-    spool: Spool,
-) -> Result<StreamableHttpClientTransport<Socket>, String> {
-    let http = reqwest::Client::builder()
+/// When it cannot be made.
+pub(super) fn client(socket: Option<&Path>) -> Result<reqwest::Client, String> {
+    let builder = reqwest::Client::builder()
         .connect_timeout(CONNECT_TIMEOUT)
         .pool_max_idle_per_host(IDLE_CONNECTIONS)
         .tcp_nodelay(true)
-        .redirect(reqwest::redirect::Policy::none())
-        .build()
-        .map_err(|error| format!("make the HTTP client: {error}"))?;
+        .redirect(reqwest::redirect::Policy::none());
+    let builder = match socket {
+        Some(path) => builder.unix_socket(path),
+        None => builder,
+    };
+    builder.build().map_err(|error| format!("make the HTTP client: {error}"))
+}
+
+/// A transport to an endpoint.
+///
+/// # Errors
+/// When a header cannot be sent.
+pub(super) fn transport(
+    http: reqwest::Client,
+    endpoint: &str,
+    headers: &[(String, Secret)],
+    (suspect, seen): (Suspect, Seen),
+    spool: Spool,
+) -> Result<StreamableHttpClientTransport<Socket>, String> {
     let mut backoff = ExponentialBackoff::default();
     backoff.max_delay = Some(MAX_STREAM_DELAY);
     let mut config = StreamableHttpClientTransportConfig::with_uri(endpoint)
@@ -70,11 +157,11 @@ pub(super) fn transport(
     // A new session is a new connection of the actor: it lists the tools again, which rmcp would not.
     config.reinit_on_expired_session = false;
     config.retry_config = Arc::new(backoff);
-    let socket = Socket { http, suspect, spool, streamed: Arc::new(AtomicBool::new(false)) };
+    let socket = Socket { http, suspect, spool, seen, stream: Arc::default() };
     Ok(StreamableHttpClientTransport::with_client(socket, config))
 }
 
-fn custom_headers(headers: &[(String, Secret)]) -> Result<HashMap<HeaderName, HeaderValue>, String> {
+pub(super) fn custom_headers(headers: &[(String, Secret)]) -> Result<HashMap<HeaderName, HeaderValue>, String> {
     let convert = |(name, secret): &(String, Secret)| {
         let header = name.parse::<HeaderName>().map_err(|_| format!("header {name:?}: this is no header name"))?;
         let mut value =
@@ -91,21 +178,76 @@ pub(super) struct Socket {
     http: reqwest::Client,
     suspect: Suspect,
     spool: Spool,
-    /// Whether the notification stream was open once: only then is its loss a sign of trouble.
-    streamed: Arc<AtomicBool>,
+    seen: Seen,
+    stream: Arc<Mutex<Stream>>,
+}
+
+/// The notification stream.
+#[derive(Default)]
+struct Stream {
+    /// Whether it was open once: only then is its loss a sign of trouble.
+    was_open: bool,
+    opened: Option<Instant>,
+    /// Streams in a row that ended at once.
+    short: u32,
 }
 
 impl Socket {
+    fn stream(&self) -> std::sync::MutexGuard<'_, Stream> {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long to wait before the stream is opened again: none for the first one, and longer and longer while each ends at once.
+    fn pause(&self) -> Duration {
+        let mut stream = self.stream();
+        let Some(opened) = stream.opened else { return Duration::ZERO };
+        self.seen.set_push(Push::Reconnecting);
+        stream.short = if opened.elapsed() >= STREAM_LIVED { 0 } else { stream.short + 1 };
+        stream_delay(stream.short)
+    }
+
     /// A lost notification stream that cannot be opened again means that the server or our session is gone.
     fn watch(&self, result: &Result<BoxedSseResponse, Refusal>) {
+        let mut stream = self.stream();
         match result {
-            Ok(_) => self.streamed.store(true, Ordering::Relaxed),
-            Err(StreamableHttpError::ServerDoesNotSupportSse) => {}
-            Err(refusal) if self.streamed.load(Ordering::Relaxed) && is_gone(refusal) => {
+            Ok(_) => {
+                stream.was_open = true;
+                stream.opened = Some(Instant::now());
+                self.seen.set_push(Push::Live);
+            }
+            Err(StreamableHttpError::ServerDoesNotSupportSse) => self.seen.set_push(Push::None),
+            Err(refusal) if stream.was_open && is_gone(refusal) => {
                 (self.suspect)(format!("the notification stream is lost: {}", chain(refusal)));
             }
-            Err(refusal) => tracing::debug!(%refusal, "MCP notification stream did not open"),
+            Err(refusal) => {
+                let push = if stream.was_open { Push::Reconnecting } else { Push::None };
+                self.seen.set_push(push);
+                tracing::debug!(%refusal, "MCP notification stream did not open");
+            }
         }
+    }
+
+    /// Opens the stream. The first one is tried a few times, since nobody would open it later.
+    async fn open_stream(&self, head: impl Fn() -> Head, last: Option<String>) -> Result<BoxedSseResponse, Refusal> {
+        tokio::time::sleep(self.pause()).await;
+        let mut tries = 0;
+        loop {
+            let result = answers::get(&self.http, &self.spool, head(), last.clone()).await;
+            tries += 1;
+            let again = !self.stream().was_open && tries < FIRST_TRIES && result.as_ref().is_err_and(is_passing);
+            if !again {
+                self.watch(&result);
+                return result;
+            }
+            tokio::time::sleep(stream_delay(tries)).await;
+        }
+    }
+}
+
+fn stream_delay(times: u32) -> Duration {
+    match times {
+        0 => Duration::ZERO,
+        times => FIRST_STREAM_DELAY.saturating_mul(1 << (times - 1).min(16)).min(MAX_STREAM_DELAY),
     }
 }
 
@@ -114,6 +256,12 @@ fn is_gone(refusal: &Refusal) -> bool {
         return error.is_connect() || error.status() == Some(http::StatusCode::NOT_FOUND);
     }
     matches!(refusal, StreamableHttpError::SessionExpired)
+}
+
+/// Whether the same may work a moment later.
+fn is_passing(refusal: &Refusal) -> bool {
+    let StreamableHttpError::Client(error) = refusal else { return false };
+    error.status().is_none_or(|status| status.is_server_error() && status != http::StatusCode::NOT_IMPLEMENTED)
 }
 
 fn chain(error: &dyn std::error::Error) -> String {
@@ -134,6 +282,11 @@ fn traced(
         }
     }
     headers
+}
+
+fn begins(message: &ClientJsonRpcMessage) -> bool {
+    let ClientJsonRpcMessage::Request(request) = message else { return false };
+    matches!(request.request, ClientRequest::InitializeRequest(_))
 }
 
 impl StreamableHttpClient for Socket {
@@ -165,6 +318,7 @@ impl StreamableHttpClient for Socket {
         self.post_message_with_response_limits(uri, message, session_id, auth_header, custom_headers, limits).await
     }
 
+    /// The spool has bounds of its own, for every message.
     async fn post_message_with_response_limits(
         &self,
         uri: Arc<str>,
@@ -172,15 +326,16 @@ impl StreamableHttpClient for Socket {
         session_id: Option<Arc<str>>,
         auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
-        limits: StreamableHttpResponseLimits,
+        _: StreamableHttpResponseLimits,
     ) -> Result<StreamableHttpPostResponse, Refusal> {
         let headers = traced(custom_headers, &message);
-        if let Some(id) = answers::tool_call(&message) {
-            let (session, bearer) = (session_id.as_deref(), auth_header.as_deref());
-            let head = Head { uri: &uri, session, bearer, headers };
-            return answers::post(&self.http, &self.spool, head, (&message, id)).await;
+        let head = Head { uri, session: session_id, bearer: auth_header, headers };
+        let result = answers::post(&self.http, &self.spool, (head, &self.seen), &message).await;
+        if begins(&message) && matches!(result, Ok(StreamableHttpPostResponse::Json(_, None))) {
+            // Without a session there is no stream.
+            self.seen.set_push(Push::None);
         }
-        self.http.post_message_with_response_limits(uri, message, session_id, auth_header, headers, limits).await
+        result
     }
 
     async fn delete_session(
@@ -201,11 +356,13 @@ impl StreamableHttpClient for Socket {
         auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxedSseResponse, Refusal> {
-        let (session, bearer) = (session_id.as_deref(), auth_header.as_deref());
-        let head = Head { uri: &uri, session, bearer, headers: custom_headers };
-        let result = answers::get(&self.http, &self.spool, head, last_event_id).await;
-        self.watch(&result);
-        result
+        let head = || Head {
+            uri: uri.clone(),
+            session: session_id.clone(),
+            bearer: auth_header.clone(),
+            headers: custom_headers.clone(),
+        };
+        self.open_stream(head, last_event_id).await
     }
 
     /// The spool has its own bound.
@@ -219,5 +376,30 @@ impl StreamableHttpClient for Socket {
         _: usize,
     ) -> Result<BoxedSseResponse, Refusal> {
         self.get_stream(uri, session_id, last_event_id, auth_header, custom_headers).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_that_ends_at_once_is_opened_more_and_more_rarely() {
+        // A test that ran before may have done it.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let socket = Socket {
+            http: reqwest::Client::new(),
+            suspect: Arc::new(|_| {}),
+            spool: Spool::new(None),
+            seen: Seen::default(),
+            stream: Arc::default(),
+        };
+        assert_eq!(socket.pause(), Duration::ZERO, "the first one is opened at once");
+        socket.stream().opened = Some(Instant::now());
+        let pauses: Vec<u128> = (0..9).map(|_| socket.pause().as_millis()).collect();
+        assert_eq!(pauses, [250, 500, 1_000, 2_000, 4_000, 8_000, 15_000, 15_000, 15_000]);
+        assert_eq!(socket.seen.push(), Push::Reconnecting);
+        socket.stream().opened = Instant::now().checked_sub(STREAM_LIVED * 2);
+        assert_eq!(socket.pause(), Duration::ZERO, "it was a stream");
     }
 }

@@ -23,6 +23,10 @@ use tokio::net::TcpListener;
 use towline_core::TaskId;
 
 use super::*;
+use crate::config::McpTransport;
+
+mod reports;
+mod wire;
 
 /// Set in the environment of the child that is to be a server.
 const CHILD: &str = "TOWLINE_TEST_CHILD";
@@ -123,19 +127,15 @@ fn stdio(command: Vec<String>) -> McpServerConfig {
 
 fn config(transport: McpTransport) -> McpServerConfig {
     McpServerConfig {
-        name: "fake".into(),
-        transport,
         allow: ["[a-g]*", "slow", "meta", "roots", "new"].map(str::to_owned).to_vec(),
-        on_adoption: BTreeMap::new(),
         trust_annotations: true,
-        call_timeout: Duration::from_secs(5),
-        required: false,
-        traits: crate::Traits::default(),
+        idle_timeout: Duration::from_secs(5),
+        ..McpServerConfig::new("fake", transport)
     }
 }
 
 async fn connected(config: McpServerConfig) -> McpHandle {
-    let handle = McpHandle::spawn(config, None, None).await.unwrap();
+    let handle = McpHandle::spawn(config, None, "", None).await.unwrap();
     handle.ready(WITHIN).await.unwrap();
     handle
 }
@@ -149,7 +149,9 @@ fn request(tool: &str) -> CallRequest {
         attempt: 2,
         idempotency_key: "task/3".into(),
         trace: TRACE.parse().unwrap(),
+        trace_state: String::new(),
         timeout: None,
+        events: CallEvents::default(),
     }
 }
 
@@ -258,7 +260,7 @@ async fn no_call_goes_over_a_connection_that_another_has_seen_break() {
 
 #[tokio::test]
 async fn a_server_that_cannot_start_is_down_with_a_reason_and_a_next_try() {
-    let handle = McpHandle::spawn(stdio(vec!["/nonexistent/server".into()]), None, None).await.unwrap();
+    let handle = McpHandle::spawn(stdio(vec!["/nonexistent/server".into()]), None, "", None).await.unwrap();
     let mut published = handle.published.clone();
     published.wait_for(|now| matches!(now.phase, Phase::Waiting { .. })).await.unwrap();
     let status = handle.status();
@@ -333,7 +335,8 @@ async fn a_list_of_tools_that_never_ends_is_an_error() {
         let (ours, theirs) = tokio::io::duplex(64 * 1024);
         let serving = tokio::spawn(async move { EndlessServer { repeats }.serve(ours).await.unwrap().waiting().await });
         let client = ().serve(theirs).await.unwrap();
-        let error = catalogue::list(client.peer(), &stdio(Vec::new())).await.unwrap_err();
+        let has = Capabilities { tools: true, ..Capabilities::default() };
+        let error = catalogue::list(client.peer(), has, &stdio(Vec::new())).await.unwrap_err();
         assert_eq!(error.error_type, "malformed_response", "{error}");
         client.cancel().await.unwrap();
         serving.await.unwrap().unwrap();
@@ -362,7 +365,7 @@ async fn http_server(address: SocketAddr) -> (SocketAddr, CancellationToken, Joi
 
 fn http(address: SocketAddr) -> McpServerConfig {
     let headers = vec![("x-key".to_owned(), crate::config::Secret::new("k"))];
-    config(McpTransport::Http { endpoint: format!("http://{address}/mcp"), headers })
+    config(McpTransport::Http { endpoint: format!("http://{address}/mcp"), headers, socket: None, legacy: false })
 }
 
 fn install_crypto() {

@@ -27,10 +27,11 @@ impl TaskRunState {
         if ended {
             self.cancel_what_was_sent();
         }
+        self.park_asking();
         let mut ends = Vec::new();
         for (step, running) in std::mem::take(&mut self.running) {
             match running.work {
-                Work::Call { cancel, task } => ends.push(Ending::Call { step, cancel, task, is_late }),
+                Work::Call { cancel, task, .. } => ends.push(Ending::Call { step, cancel, task, is_late }),
                 Work::Delegation(actor) => {
                     if !ended || actor.cast(DelegationMsg::Cancel).is_err() {
                         actor.stop(None);

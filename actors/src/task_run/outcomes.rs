@@ -118,6 +118,7 @@ impl TaskRunState {
             Err(error) if error.may_have_happened => self.call_lost(step, error),
             Ok(mut result) => {
                 self.note_untrusted(step);
+                self.note_fence(step, &result.text);
                 self.show_files(step, std::mem::take(&mut result.files));
                 self.end_step(step, tool_outcome(Ok(result)));
             }

@@ -7,13 +7,11 @@ use towline_cluster::{BlobError, ClusterHandle};
 use towline_core::{Asked, Intent, Message, Principal, Step, StepNo};
 use towline_trace::{KeyValue, Span, names};
 
-use super::{AgentContext, Running, TaskRunMsg, TaskRunState, Work, ending::what_happened};
+use super::{AgentContext, Running, TaskRunMsg, TaskRunState, Work};
 use crate::{
     delegation::{DelegationActor, DelegationArguments, Job},
-    mcp_connection::{CallError, CallRequest},
     model::{ChatMessage, ModelError, ModelRequest},
     prompt, stored, thinking,
-    toolbox::step_key,
 };
 
 impl TaskRunState {
@@ -47,7 +45,7 @@ impl TaskRunState {
         let (no, attempt) = (step.no, step.attempt);
         let request = ModelRequest {
             model: self.model_name(),
-            system: prompt::system(&context.agent),
+            system: String::new(),
             messages: Vec::new(),
             tools: Vec::new(),
             seed: format!("{}/{}", self.id(), self.view.turn.number),
@@ -65,44 +63,7 @@ impl TaskRunState {
             }
             None
         });
-        Work::Call { cancel, task: AbortOnDropHandle::new(task) }
-    }
-
-    fn call_tool(&mut self, step: &Step, server: &str, tool: &str, arguments: &serde_json::Value) -> Work {
-        let myself = self.myself.clone();
-        let (no, attempt) = (step.no, step.attempt);
-        let request = CallRequest {
-            tool: tool.to_owned(),
-            arguments: arguments.clone(),
-            task: self.id(),
-            step: no,
-            attempt,
-            idempotency_key: step_key(self.id(), no),
-            trace: step.span,
-            timeout: None,
-        };
-        let handle = self.context.shared.server(server);
-        if let (Some(handle), Some(span)) = (&handle, self.step_spans.get_mut(&no)) {
-            handle.span_attributes().into_iter().for_each(|pair| set(span, pair));
-        }
-        let server = server.to_owned();
-        let cancel = CancellationToken::new();
-        let canceled = cancel.clone();
-        let task = tokio::spawn(async move {
-            let result = match handle {
-                Some(handle) => handle.call(request, canceled).await,
-                None => Err(CallError {
-                    error_type: "server_unavailable".into(),
-                    message: format!("call {server}.{}: the server is not configured on this node", request.tool),
-                    may_have_happened: false,
-                }),
-            };
-            let known = what_happened(&result);
-            // A run that has stopped wants no result.
-            let _ = myself.cast(TaskRunMsg::ToolReturned { step: no, attempt, result });
-            known
-        });
-        Work::Call { cancel, task: AbortOnDropHandle::new(task) }
+        Work::Call { cancel, task: AbortOnDropHandle::new(task), line: None }
     }
 
     async fn delegate(&self, step: &Step) -> Result<Work, ActorProcessingErr> {
@@ -164,6 +125,7 @@ async fn ask_model(
 ) {
     let read = conversation(&context.shared.cluster, read).await;
     let toolbox = context.shared.toolbox(&context.agent);
+    request.system = prompt::system(&context.agent, &toolbox);
     request.tools = prompt::schemas(&toolbox);
     let answer = match (read, context.model()) {
         (Err(error), _) => Err(ModelError::permanent("content_unavailable", format!("read the task: {error}"))),
@@ -194,7 +156,7 @@ async fn conversation(
     Ok(prompt::conversation(&request, &journal))
 }
 
-fn set(span: &mut Span, pair: KeyValue) {
+pub(super) fn set(span: &mut Span, pair: KeyValue) {
     let KeyValue { key, value, .. } = pair;
     // The keys of a connection's attributes are the constants of `names`.
     for name in [

@@ -74,6 +74,11 @@ impl View {
         self.history.iter().rev().find(|message| message.role == Role::User).map(|message| &message.message_id)
     }
 
+    /// What the client said last, as text.
+    pub(super) fn last_text_of_client(&self) -> Option<String> {
+        self.history.iter().rev().find(|message| message.role == Role::User).map(Message::text)
+    }
+
     /// Milliseconds until the caller gives up.
     pub(super) fn remaining_ms(&self) -> Option<u64> {
         self.deadline.map(|deadline| deadline.0.saturating_sub(self.now.0))

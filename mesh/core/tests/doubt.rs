@@ -175,3 +175,36 @@ fn an_adopted_task_goes_to_the_least_loaded_node_that_hosts_its_agent() {
     let placed = log.state.agent(&name("surveyor")).unwrap().placed.clone();
     assert!(placed.contains(&log.lease(lonely).node), "a node that hosts it, however busy");
 }
+
+#[test]
+fn a_task_that_asked_in_the_middle_of_a_call_goes_on_where_the_call_is() {
+    for (level, stays) in [(Level::KNOWN, true), (Level::BOUNDS, false)] {
+        let mut log = Log::of_nodes(3);
+        log.state = if level == Level::KNOWN { log.state } else { at_level_of_bounds(3) };
+        let last = *log.node_ids().last().unwrap();
+        let id = log.submit(1, "reader", last);
+        assert_eq!(log.lease(id).node.0, last);
+        let call = step_started(0, tool_intent(OnAdoption::Ask));
+        log.report(id, vec![turn_started(1), call, ask_person(0, "which one?")]).unwrap();
+        // The node is not the one that would be chosen.
+        log.submit(2, "reader", last);
+        let message = user_message("answer", "this");
+        log.operator(Command::Continue { task: id, message, trace: span(9) }).unwrap();
+        let task = log.task(id);
+        assert!(task.journal[0].ended.is_none(), "the call is still under way");
+        assert_eq!(log.lease(id).node.0 == last, stays, "{level:?}");
+    }
+}
+
+fn at_level_of_bounds(nodes: u64) -> State {
+    let mut log = Log::default();
+    let found =
+        Command::Found { cluster: uuid(1), name: "prod".into(), node_name: "a".into(), addresses: addresses(1) };
+    log.node(1, found).unwrap();
+    for position in 2..=nodes {
+        log.enrol(position);
+    }
+    log.node_ids().into_iter().for_each(|node| drop(log.up(node, boot(node, 1)).unwrap()));
+    log.node(1, Command::Raise { level: Level::BOUNDS }).unwrap();
+    log.state
+}

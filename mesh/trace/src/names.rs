@@ -51,6 +51,8 @@ pub mod event {
     pub const MODEL_RETRY: &str = "model.retry";
     /// A broken stream was taken up again.
     pub const STREAM_RESUMED: &str = "stream.resumed";
+    /// What a tool answered has a mark of a fence in it; attribute [`super::MCP_SERVER`].
+    pub const FENCE_IN_DATA: &str = "mcp.fence_in_data";
 }
 
 /// Values of [`LINK_KIND`].

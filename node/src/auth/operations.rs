@@ -49,7 +49,7 @@ const fn operation(name: &'static str, floor: Floor, ways: &'static [Way]) -> Op
 }
 
 /// All operations.
-pub(crate) static OPERATIONS: [Operation; 33] = [
+pub(crate) static OPERATIONS: [Operation; 36] = [
     operation("message.send", Everybody, &[Method(a2a::methods::SEND_MESSAGE)]),
     operation("message.stream", Everybody, &[Method(a2a::methods::SEND_STREAMING_MESSAGE)]),
     operation("task.get", Everybody, &[Method(a2a::methods::GET_TASK)]),
@@ -72,6 +72,17 @@ pub(crate) static OPERATIONS: [Operation; 33] = [
     operation("agent.list", Users, &[Route("GET", "/api/v1/agents")]),
     operation("cluster.status", Granted, &[Route("GET", "/api/v1/cluster")]),
     operation("mcp.status", Granted, &[Route("GET", "/api/v1/mcp")]),
+    operation("mcp.inspect", OperatorOnly, &[Route("GET", "/api/v1/mcp/{server}")]),
+    operation("mcp.tail", OperatorOnly, &[Route("GET", "/api/v1/mcp/{server}/tail")]),
+    operation(
+        "mcp.call",
+        OperatorOnly,
+        &[
+            Route("POST", "/api/v1/mcp/{server}/call"),
+            Route("POST", "/api/v1/mcp/{server}/read"),
+            Route("POST", "/api/v1/mcp/{server}/prompt"),
+        ],
+    ),
     operation("task.inspect", OperatorOnly, &[Route("GET", "/api/v1/tasks/{id}")]),
     operation("task.trace", Everybody, &[Route("GET", "/api/v1/tasks/{id}/trace")]),
     operation("task.resolve", OperatorOnly, &[Route("POST", "/api/v1/tasks/{id}/resolve")]),

@@ -201,6 +201,11 @@ impl View {
     }
 
     fn parts(&mut self, artifact: &str, parts: &[Part], append: bool, output: &mut Output) -> Result<(), CliError> {
+        if is_aside(artifact) {
+            self.close(output)?;
+            parts.iter().for_each(|part| output.note(aside_text(part)));
+            return Ok(());
+        }
         let replaces = !append && self.begun.contains(artifact);
         let other = self.current.as_deref().is_some_and(|current| current != artifact);
         if replaces || other {
@@ -243,6 +248,23 @@ impl View {
         }
         Ok(())
     }
+}
+
+/// Whether an artifact is no result, but what a tool said on the way to one.
+fn is_aside(artifact: &str) -> bool {
+    artifact.starts_with("step-") && (artifact.ends_with("-progress") || artifact.ends_with("-log"))
+}
+
+/// It is text from outside: it does not steer the terminal.
+fn aside_text(part: &Part) -> String {
+    let text = if let Content::Data(said) = &part.content {
+        let of = said["total"].as_f64().map(|total| format!(" of {total}")).unwrap_or_default();
+        let message = said["message"].as_str().map(|message| format!(": {message}")).unwrap_or_default();
+        format!("{} is at {}{of}{message}", said["source"].as_str().unwrap_or("a tool"), said["progress"])
+    } else {
+        part_text(part).trim_end().to_owned()
+    };
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }
 
 /// A part as text: what is no text is described.
@@ -319,6 +341,15 @@ mod tests {
             chunk(3, "step-2", "Bye", false),
         ]);
         assert_eq!(out, "Hello\nBye\n");
+    }
+
+    #[test]
+    fn what_a_tool_says_on_the_way_is_no_data() {
+        assert!(is_aside("step-3-progress") && is_aside("step-3-log") && !is_aside("step-3") && !is_aside("my-log"));
+        let said = serde_json::json!({ "message": "a\u{1b}[2J", "progress": 2.0, "source": "s.t", "total": 4.0 });
+        let part =
+            Part { content: Content::Data(said), media_type: None, filename: None, metadata: Default::default() };
+        assert_eq!(aside_text(&part), "s.t is at 2.0 of 4: a\u{fffd}[2J");
     }
 
     #[test]

@@ -74,6 +74,7 @@ fn read_agent(field: &Field<'_>, known: &Known<'_>, names: &BTreeSet<&str>) -> O
     let model = read_model(&mut section, known);
     let instruction = section.required("instruction", "file://prompt.md").and_then(|field| field.text_or_file());
     let tools = section.list("tools").iter().filter_map(|field| read_tool(field, known)).collect();
+    let resources = section.list("resources").iter().filter_map(|field| read_resource_server(field, known)).collect();
     let delegates = section.list("delegates").iter().filter_map(|field| read_delegate(field, known, names)).collect();
     let placement = section.get("replicas").and_then(|field| read_placement(&field));
     let permits = section.get("permits").and_then(|field| field.number(1, MAX_PERMITS));
@@ -92,6 +93,7 @@ fn read_agent(field: &Field<'_>, known: &Known<'_>, names: &BTreeSet<&str>) -> O
         model,
         instruction: instruction.unwrap_or_default(),
         tools,
+        resources,
         delegates,
         placement: placement.unwrap_or(Placement::Replicas(1)),
         permits,
@@ -128,6 +130,16 @@ fn read_tool(field: &Field<'_>, known: &Known<'_>) -> Option<String> {
     if !known.servers.iter().any(|name| glob_match::glob_match(server, name)) {
         let names = known.servers.iter().copied();
         field.mistake(format!("server {server:?} is not declared in mcp.servers; {}", hint(server, names)));
+    }
+    Some(pattern)
+}
+
+/// A glob over servers.
+fn read_resource_server(field: &Field<'_>, known: &Known<'_>) -> Option<String> {
+    let pattern = field.parse(glob)?;
+    if !known.servers.iter().any(|name| glob_match::glob_match(&pattern, name)) {
+        let names = known.servers.iter().copied();
+        field.mistake(format!("server {pattern:?} is not declared in mcp.servers; {}", hint(&pattern, names)));
     }
     Some(pattern)
 }

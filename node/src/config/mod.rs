@@ -178,7 +178,7 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let cards = cards::read(&mut root);
     root.finish();
     let permits = node.permits;
-    let mesh = MeshConfig { permits, models, servers, agents, peers, push: None };
+    let mesh = MeshConfig { permits, models, servers, agents, peers, push: None, instance: String::new() };
     NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth, push, cards }
 }
 

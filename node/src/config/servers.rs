@@ -1,8 +1,8 @@
 //! `mcp:` – the MCP servers that this node uses.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
-use towline_actors::{McpServerConfig, McpTransport, Secret, Traits};
+use towline_actors::{McpServerConfig, McpTransport, OnChange, Secret, Traits};
 use towline_core::OnAdoption;
 
 use super::{
@@ -11,8 +11,10 @@ use super::{
     values::{duration, glob, http_url, is_plain_remote, plain_name, resolve, url_text},
 };
 
-/// Default of a server's `timeout`.
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Most calls of one server at the same time.
+const MAX_CALLS: u32 = 1_000;
+/// The name under which agents read resources: a server that has it could not be told from that.
+const RESERVED: &str = "resource";
 /// As program of a stdio server this stands for the running binary, wherever it lies.
 const OURSELVES: &str = "towline";
 
@@ -37,20 +39,40 @@ fn read_server(field: &Field<'_>) -> Option<McpServerConfig> {
     let allow = section.list("allow").iter().filter_map(|field| field.parse(glob)).collect();
     let on_adoption = section.get("on_adoption").map(|field| read_on_adoption(&field)).unwrap_or_default();
     let trust_annotations = section.flag("trust_annotations", false);
-    let call_timeout = section.get("timeout").and_then(|field| field.parse(duration)).unwrap_or(DEFAULT_TIMEOUT);
+    let total = section.get("timeout").and_then(|field| field.parse(duration));
+    let idle = section.get("idle_timeout").and_then(|field| field.parse(duration));
+    let max_calls = section.get("max_calls").and_then(|field| field.number(1, MAX_CALLS));
+    let elicitation = section.flag("elicitation", false);
+    let on_change = section.get("on_change").and_then(|field| field.parse(on_change)).unwrap_or_default();
     let required = section.flag("required", false);
     let traits = section.list("tags").iter().filter_map(read_tag).fold(Traits::default(), Traits::and);
     section.finish();
+    let defaults = McpServerConfig::new(&name?, transport?);
+    if defaults.name == RESERVED {
+        field.mistake(format!("a server may not be called {RESERVED:?}: agents read resources with {RESERVED}.read"));
+    }
     Some(McpServerConfig {
-        name: name?,
-        transport: transport?,
         allow,
         on_adoption,
         trust_annotations,
-        call_timeout,
+        call_timeout: total.unwrap_or(defaults.call_timeout),
+        // Who says how long a call may take says as well how long it may say nothing.
+        idle_timeout: idle.or(total).unwrap_or(defaults.idle_timeout),
+        max_calls: max_calls.and_then(|calls| usize::try_from(calls).ok()).unwrap_or(defaults.max_calls),
+        elicitation,
+        on_change,
         required,
         traits,
+        ..defaults
     })
+}
+
+fn on_change(text: &str) -> Result<OnChange, String> {
+    match text {
+        "flag" => Ok(OnChange::Flag),
+        "block" => Ok(OnChange::Block),
+        _ => Err(format!("{text:?} is not known; {}", hint(text, ["flag", "block"]))),
+    }
 }
 
 /// A tag of a server says what its data is, or what can be done with it.
@@ -63,7 +85,8 @@ fn read_tag(field: &Field<'_>) -> Option<Traits> {
     traits
 }
 
-/// `command` means stdio and `endpoint` means http; `transport` may say so, too.
+/// `command` means stdio and `endpoint` means http; `transport` may say so, too, or that it is only `sse`. With `socket` it is
+/// http over a Unix socket.
 fn read_transport(section: &mut Section<'_>) -> Option<McpTransport> {
     let transport = section.get("transport");
     let command = section.get("command");
@@ -71,11 +94,12 @@ fn read_transport(section: &mut Section<'_>) -> Option<McpTransport> {
     let env = section.get("env");
     let cwd = section.get("cwd");
     let headers = section.get("headers");
+    let socket = section.get("socket");
     let said = transport.as_ref().and_then(|field| field.text());
-    let kind = match (said, &command, &endpoint) {
-        (Some(said @ ("stdio" | "http")), _, _) => said,
+    let kind = match (said, &command, endpoint.as_ref().or(socket.as_ref())) {
+        (Some(said @ ("stdio" | "http" | "sse")), _, _) => said,
         (Some(said), _, _) => {
-            let known = hint(said, ["stdio", "http"]);
+            let known = hint(said, ["stdio", "http", "sse"]);
             transport.as_ref()?.mistake(format!("transport {said:?} is not known; {known}"));
             return None;
         }
@@ -93,20 +117,30 @@ fn read_transport(section: &mut Section<'_>) -> Option<McpTransport> {
         }
     };
     if kind == "stdio" {
-        refuse(&[&endpoint, &headers], "is for http servers; this one is a child process");
+        refuse(&[&endpoint, &headers, &socket], "is for http servers; this one is a child process");
         let Some(command) = command else {
             section.mistake("command is missing: write command: [PROGRAM, ARGUMENT]");
             return None;
         };
-        read_stdio(&command, env.as_ref(), cwd.as_ref())
-    } else {
-        refuse(&[&command, &env, &cwd], "is for stdio servers; this one is reached over http");
-        let Some(endpoint) = endpoint else {
-            section.mistake("endpoint is missing: write endpoint: http://HOST/mcp");
-            return None;
-        };
-        read_http(&endpoint, headers.as_ref())
+        return read_stdio(&command, env.as_ref(), cwd.as_ref());
     }
+    refuse(&[&command, &env, &cwd], "is for stdio servers; this one is reached over http");
+    let legacy = kind == "sse";
+    let Some(endpoint) = endpoint else {
+        let path = if legacy { "sse" } else { "mcp" };
+        section.mistake(format!("endpoint is missing: write endpoint: http://HOST/{path}"));
+        return None;
+    };
+    let socket = match &socket {
+        Some(field) => Some(resolve(&field.context.base, field.text()?)),
+        None => None,
+    };
+    read_http(&endpoint, headers.as_ref()).map(|(endpoint, headers)| McpTransport::Http {
+        endpoint,
+        headers,
+        socket,
+        legacy,
+    })
 }
 
 fn refuse(fields: &[&Option<Field<'_>>], reason: &str) {
@@ -132,7 +166,7 @@ fn read_stdio(command: &Field<'_>, env: Option<&Field<'_>>, cwd: Option<&Field<'
     Some(McpTransport::Stdio { command: command_line, env, cwd: Some(cwd) })
 }
 
-fn read_http(endpoint: &Field<'_>, headers: Option<&Field<'_>>) -> Option<McpTransport> {
+fn read_http(endpoint: &Field<'_>, headers: Option<&Field<'_>>) -> Option<(String, Vec<(String, Secret)>)> {
     let url = endpoint.parse(http_url);
     let headers = headers.map(|field| field.entries()).unwrap_or_default();
     let headers: Vec<(String, Secret)> =
@@ -142,7 +176,7 @@ fn read_http(endpoint: &Field<'_>, headers: Option<&Field<'_>>) -> Option<McpTra
     if authorized && is_plain_remote(&url) {
         endpoint.mistake("is not https: the Authorization header would travel in plain text");
     }
-    Some(McpTransport::Http { endpoint: url_text(&url), headers })
+    Some((url_text(&url), headers))
 }
 
 fn header_name(name: &str, field: &Field<'_>) -> Option<String> {

@@ -72,11 +72,48 @@ telemetry: { otlp: "http://127.0.0.1:4317", service_name: towline-a }
     let towline_actors::McpTransport::Stdio { env, cwd, .. } = &config.mesh.servers[0].transport else { panic!() };
     assert_eq!(env["A"], "xhunter2");
     assert_eq!(cwd.as_deref(), Some(Path::new("/nowhere")));
-    let towline_actors::McpTransport::Http { endpoint, headers } = &config.mesh.servers[1].transport else { panic!() };
+    let towline_actors::McpTransport::Http { endpoint, headers, .. } = &config.mesh.servers[1].transport else {
+        panic!()
+    };
     assert_eq!(endpoint, "https://tools.example/mcp");
     assert_eq!(headers[0].1.expose(), "Bearer hunter2");
     assert_eq!(config.mesh.agents[1].placement, towline_core::Placement::EveryNode);
     assert_eq!(config.mesh.peers[0].urls, ["https://legal.example"]);
+}
+
+#[test]
+fn a_server_says_how_it_is_reached_and_how_much_is_asked_of_it() {
+    let text = r#"
+node: { name: a }
+models: { default: { provider: ollama, model: m } }
+mcp:
+  servers:
+    - { name: bare, endpoint: "http://127.0.0.1:1/mcp" }
+    - { name: slow, endpoint: "http://127.0.0.1:1/sse", transport: sse, timeout: 10m }
+    - { name: side, endpoint: "http://localhost/mcp", socket: run/mcp.sock, idle_timeout: 5s, max_calls: 2, elicitation: true, on_change: block }
+agents: [ { name: reader, instruction: Read., resources: ["s*"] } ]
+"#;
+    let config = read_with(text, &[], &[]).unwrap().mesh;
+    let of = |at: usize| (&config.servers[at], config.servers[at].transport.kind());
+    let (bare, kind) = of(0);
+    assert_eq!((kind, bare.call_timeout.as_secs(), bare.idle_timeout.as_secs(), bare.max_calls), ("http", 300, 30, 32));
+    assert_eq!((bare.elicitation, bare.on_change), (false, towline_actors::OnChange::Flag));
+    let (slow, kind) = of(1);
+    assert_eq!((kind, slow.call_timeout.as_secs(), slow.idle_timeout.as_secs()), ("sse", 600, 600));
+    let (side, kind) = of(2);
+    assert_eq!((kind, side.call_timeout.as_secs(), side.idle_timeout.as_secs(), side.max_calls), ("unix", 300, 5, 2));
+    assert_eq!((side.elicitation, side.on_change), (true, towline_actors::OnChange::Block));
+    let towline_actors::McpTransport::Http { socket, .. } = &side.transport else { panic!() };
+    assert_eq!(socket.as_deref(), Some(Path::new("/nowhere/run/mcp.sock")));
+    assert_eq!(config.agents[0].resources, ["s*"]);
+    assert_mistakes(
+        &text.replace("block", "stop").replace("name: bare", "name: resource").replace("\"s*\"", "tickets"),
+        &[
+            "6:7 mcp.servers[0]: a server may not be called \"resource\"",
+            "8:139 mcp.servers[2].on_change: \"stop\" is not known",
+            "9:59 agents[0].resources[0]: server \"tickets\" is not declared",
+        ],
+    );
 }
 
 #[test]

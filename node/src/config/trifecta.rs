@@ -60,7 +60,7 @@ fn sources(agent: &AgentConfig, servers: &[McpServerConfig], peers: &BTreeSet<&s
         agent.tools.iter().any(|glob| {
             let of_server = glob.split_once('.').map_or(glob.as_str(), |(server, _)| server);
             of_server.contains("**") || glob_match::glob_match(of_server, &server.name)
-        })
+        }) || agent.resources.iter().any(|glob| glob_match::glob_match(glob, &server.name))
     });
     sources.extend(used.map(|server| (format!("server {}", server.name), server.traits)));
     let asked = agent.delegates.iter().filter(|name| peers.contains(name.as_str()));

@@ -6,11 +6,12 @@
 
 use serde_json::{Value, json};
 use std::{
+    collections::HashMap,
     fs::{self, File, OpenOptions},
     io::{self, BufRead, Write},
     path::Path,
     process,
-    sync::{Arc, Mutex},
+    sync::{Arc, LazyLock, Mutex, mpsc},
     thread,
     time::Duration,
 };
@@ -19,12 +20,22 @@ use towline_tests::made_base64;
 const METHOD_NOT_FOUND: i64 = -32601;
 const INVALID_PARAMS: i64 = -32602;
 
+/// Who waits for the answer to a request of ours, by its id.
+static WAITING: LazyLock<Mutex<HashMap<String, mpsc::Sender<Value>>>> = LazyLock::new(Mutex::default);
+
 fn main() {
     let calls = std::env::args().nth(1).expect("an argument names the file of calls");
     let out = Arc::new(Mutex::new(io::stdout()));
     for line in io::stdin().lock().lines() {
         let Ok(line) = line else { break };
         let Ok(message) = serde_json::from_str::<Value>(&line) else { continue };
+        if let (None, Some(id)) = (message.get("method"), message["id"].as_str())
+            && let Some(waiting) = WAITING.lock().unwrap().remove(id)
+        {
+            // Who asked may have gone.
+            let _gone = waiting.send(message);
+            continue;
+        }
         let (Some(method), Some(id)) = (message["method"].as_str(), message.get("id").cloned()) else { continue };
         let params = message["params"].clone();
         if method == "tools/call" {
@@ -36,6 +47,12 @@ fn main() {
                 let text = params["arguments"]["text"].as_str().unwrap_or_default();
                 if params["name"] == "file" {
                     return send_file(&out, &id, number(text));
+                }
+                if params["name"] == "ask" {
+                    return send(&out, &id, ask(&out, &id, text));
+                }
+                if params["name"] == "progress" {
+                    tell(&out, &params["_meta"]["progressToken"]);
                 }
                 send(&out, &id, call(&calls, &params));
             });
@@ -86,6 +103,8 @@ fn page(cursor: Option<&str>) -> Value {
             tool("file", "Answers with a file of so many bytes.", true),
             tool("odd", "Answers with a string of so many characters that is neither text nor file.", true),
             tool("heap", "Answers with so many texts of a million characters.", true),
+            tool("ask", "Asks a person for a name, and says it.", false),
+            tool("progress", "Says how far it is before it answers.", true),
         ] }),
     }
 }
@@ -124,6 +143,7 @@ fn call(calls: &str, params: &Value) -> Answer {
             let text_block = json!({ "type": "text", "text": "x".repeat(1_000_000) });
             Ok(json!({ "content": vec![text_block; number(text)] }))
         }
+        "progress" => content("there", false),
         "fail" => content("the tool says no", true),
         "send_once" => {
             thread::sleep(Duration::from_secs(3_600));
@@ -131,6 +151,30 @@ fn call(calls: &str, params: &Value) -> Answer {
         }
         other => Err((INVALID_PARAMS, format!("no tool {other}"))),
     }
+}
+
+/// Asks the client for a name, and answers with what it says.
+fn ask(out: &Mutex<io::Stdout>, id: &Value, question: &str) -> Answer {
+    let key = format!("ask-{id}");
+    let (answer, answered) = mpsc::channel();
+    WAITING.lock().unwrap().insert(key.clone(), answer);
+    let schema = json!({ "type": "object", "required": ["name"], "properties": { "name": { "type": "string" } } });
+    let params = json!({ "message": question, "requestedSchema": schema });
+    write(out, &json!({ "jsonrpc": "2.0", "id": key, "method": "elicitation/create", "params": params }));
+    let said = answered.recv().map(|message| message["result"].to_string()).unwrap_or_default();
+    Ok(json!({ "content": [{ "type": "text", "text": said }] }))
+}
+
+/// Says how far a call is, and something else.
+fn tell(out: &Mutex<io::Stdout>, token: &Value) {
+    for at in 1..=3 {
+        let params = json!({ "progressToken": token, "progress": at, "total": 3, "message": format!("part {at}") });
+        write(out, &json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params }));
+    }
+    let params = json!({ "level": "warning", "data": "low on paper" });
+    write(out, &json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params }));
+    // The client shows no more than one event a second.
+    thread::sleep(Duration::from_millis(1_500));
 }
 
 fn number(text: &str) -> usize {
@@ -166,6 +210,10 @@ fn send(out: &Mutex<io::Stdout>, id: &Value, answer: Answer) {
         Ok(result) => json!({ "jsonrpc": "2.0", "id": id, "result": result }),
         Err((code, message)) => json!({ "jsonrpc": "2.0", "id": id, "error": { "code": code, "message": message } }),
     };
+    write(out, &message);
+}
+
+fn write(out: &Mutex<io::Stdout>, message: &Value) {
     let mut out = out.lock().unwrap();
     // The client has gone when this fails, and then the next read ends this process.
     let _gone = writeln!(out, "{message}").and_then(|()| out.flush());

@@ -97,7 +97,7 @@ fn options(request: &ModelRequest) -> ChatOptions {
     }
 }
 
-/// How tool names look to the provider: a dot is not allowed there.
+/// How tool names look to the provider: dots and slashes are not allowed there.
 struct WireNames(Vec<(String, String)>);
 
 impl WireNames {
@@ -112,7 +112,7 @@ impl WireNames {
 }
 
 fn wire_name(name: &str) -> String {
-    name.replace('.', "__")
+    name.replace(['.', '/'], "__")
 }
 
 fn chat_request(request: ModelRequest) -> ChatRequest {

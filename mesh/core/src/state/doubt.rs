@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{State, Wish, done, key};
 use crate::{
-    Applied, Effect, Epoch, LateReport, LateResult, Metadata, NodeId, Principal, Rejection, Reply, Resolution, Resolve,
-    Stamp, StepNo, Task, TaskId, doubt, limits,
+    Applied, Effect, Epoch, LateReport, LateResult, Level, Metadata, NodeId, Principal, Rejection, Reply, Resolution,
+    Resolve, Stamp, StepNo, Task, TaskId, doubt, limits,
 };
 
 impl State {
@@ -118,9 +118,14 @@ impl State {
         task.turn.parent = trace;
         task.turn.started = stamp.at;
         task.set_status(stamp.at, crate::TaskState::Submitted, None, metadata);
+        let has_call = |step: &crate::Step| {
+            step.doubt.is_none() && step.asked.is_none() && matches!(step.intent, crate::Intent::Tool { .. })
+        };
+        let where_it_asked = task.ran_on.last().copied().filter(|_| task.open_steps().any(has_call));
+        let wish = where_it_asked.filter(|_| self.is_at(Level::OPEN_CALLS)).map_or(Wish::None, Wish::Prefer);
         self.unassigned.insert(id);
         let mut effects = vec![Effect::Changed { task: id }];
-        self.assign(id, Wish::None, stamp, &mut effects);
+        self.assign(id, wish, stamp, &mut effects);
         Applied { reply: Reply::Continued { task: id }, effects }
     }
 }

@@ -1,0 +1,236 @@
+//! The calls that are under way on one connection, so that what the server says about one of them finds it: progress by its
+//! token, a question by the request in whose stream it came, a log message only where a single call can be meant.
+#![expect(deprecated, reason = "servers of earlier revisions still send log messages")]
+
+use rmcp::{
+    model::{LoggingMessageNotificationParam, NumberOrString, ProgressNotificationParam, ProgressToken, RequestId},
+    service::InboundStreamOrigin,
+};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+use tokio::sync::watch;
+
+use super::{
+    events::{CallEvents, Question},
+    text,
+};
+
+/// Longest message of progress, in characters.
+const MAX_PROGRESS_CHARS: usize = 256;
+
+/// Longest log message that is passed on, in characters.
+const MAX_LOG_CHARS: usize = 1_024;
+
+/// Progress tokens that are unknown yet: a server may be quicker than the note of the call it answers.
+const MAX_EARLY: usize = 32;
+
+/// What keeps a call alive.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Pulse {
+    /// How often it was heard of.
+    pub beats: u64,
+    /// Questions of its that are open: while there are any, no time runs.
+    pub asking: u32,
+}
+
+/// The calls of one connection; cheap to clone.
+#[derive(Clone, Default)]
+pub(super) struct Underway(Arc<Mutex<Calls>>);
+
+#[derive(Default)]
+struct Calls {
+    next: u64,
+    calls: BTreeMap<u64, Entry>,
+    early: Vec<ProgressToken>,
+}
+
+struct Entry {
+    request: RequestId,
+    token: ProgressToken,
+    pulse: watch::Sender<Pulse>,
+    events: CallEvents,
+}
+
+/// A call that is noted until this is dropped.
+pub(super) struct Noted {
+    key: u64,
+    underway: Underway,
+    /// What keeps it alive.
+    pub pulse: watch::Receiver<Pulse>,
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        self.underway.lock().calls.remove(&self.key);
+    }
+}
+
+impl Underway {
+    /// Notes a call that was sent.
+    pub(super) fn note(&self, request: RequestId, token: ProgressToken, events: CallEvents) -> Noted {
+        let mut calls = self.lock();
+        let beats = u64::from(calls.early.contains(&token));
+        let (pulse, beating) = watch::channel(Pulse { beats, asking: 0 });
+        calls.next += 1;
+        let key = calls.next;
+        calls.calls.insert(key, Entry { request, token, pulse, events });
+        Noted { key, underway: self.clone(), pulse: beating }
+    }
+
+    /// The server tells how far a call is. Progress of no call is dropped.
+    pub(super) fn progress(&self, said: &ProgressNotificationParam) {
+        let mut calls = self.lock();
+        let Some(entry) = calls.calls.values().find(|entry| is_same(&entry.token, &said.progress_token)) else {
+            if calls.early.len() == MAX_EARLY {
+                calls.early.remove(0);
+            }
+            calls.early.push(said.progress_token.clone());
+            return;
+        };
+        entry.pulse.send_modify(|pulse| pulse.beats += 1);
+        let message = said.message.as_deref().map(|message| text::plain_line(message, MAX_PROGRESS_CHARS));
+        entry.events.progress(said.progress, said.total, message);
+    }
+
+    /// The server says something; it is of a call if there is only one.
+    pub(super) fn log(&self, said: &LoggingMessageNotificationParam) {
+        let calls = self.lock();
+        if let Some(entry) = only(&calls) {
+            entry.events.log(log_line(said));
+        }
+    }
+
+    /// The one call that a question can be about: that in whose stream it came, or else the only one. The call stays alive
+    /// until the guard is dropped.
+    pub(super) fn asks(&self, origin: Option<&InboundStreamOrigin>, question: Question) -> Option<Asking> {
+        let calls = self.lock();
+        let entry = match origin {
+            Some(InboundStreamOrigin::OutboundRequest(id)) => calls.calls.values().find(|entry| entry.request == *id),
+            Some(InboundStreamOrigin::Unassociated) | None => only(&calls),
+        }?;
+        if !entry.events.ask(question) {
+            return None;
+        }
+        entry.pulse.send_modify(|pulse| pulse.asking += 1);
+        Some(Asking(entry.pulse.clone()))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Calls> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A question that is open until this is dropped.
+pub(super) struct Asking(watch::Sender<Pulse>);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.send_modify(|pulse| {
+            pulse.asking = pulse.asking.saturating_sub(1);
+            pulse.beats += 1;
+        });
+    }
+}
+
+fn only(calls: &Calls) -> Option<&Entry> {
+    let mut all = calls.calls.values();
+    all.next().filter(|_| all.next().is_none())
+}
+
+/// Some servers send a number back as a string.
+fn is_same(ours: &ProgressToken, theirs: &ProgressToken) -> bool {
+    match (&ours.0, &theirs.0) {
+        (NumberOrString::Number(ours), NumberOrString::String(theirs)) => theirs.parse() == Ok(*ours),
+        (ours, theirs) => ours == theirs,
+    }
+}
+
+/// A log message on one line.
+pub(super) fn log_line(said: &LoggingMessageNotificationParam) -> String {
+    let data = match &said.data {
+        serde_json::Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    let level = serde_json::to_value(said.level).ok();
+    let level = level.as_ref().and_then(serde_json::Value::as_str).unwrap_or("log");
+    let logger = said.logger.as_deref().map(|logger| format!("{logger}: ")).unwrap_or_default();
+    text::plain_line(&format!("[{level}] {logger}{data}"), MAX_LOG_CHARS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mcp_connection::events::{CallEvent, channel};
+    use rmcp::model::LoggingLevel;
+    use serde_json::json;
+
+    fn token(number: i64) -> ProgressToken {
+        ProgressToken(NumberOrString::Number(number))
+    }
+
+    fn progress(token: ProgressToken, at: f64) -> ProgressNotificationParam {
+        ProgressNotificationParam::new(token, at)
+    }
+
+    #[tokio::test]
+    async fn progress_finds_its_call_and_never_goes_back() {
+        let underway = Underway::default();
+        let (events, mut heard) = channel();
+        let mut noted = underway.note(RequestId::Number(1), token(7), events);
+        underway.progress(&progress(token(8), 9.0));
+        assert!(!noted.pulse.has_changed().unwrap(), "that was of another call");
+        underway.progress(&progress(ProgressToken(NumberOrString::String("7".into())), 2.0));
+        underway.progress(&progress(token(7), 1.0));
+        assert_eq!(noted.pulse.borrow_and_update().beats, 2);
+        let CallEvent::Progress { progress, .. } = heard.next().await else { panic!("no progress") };
+        assert_eq!(progress, 2.0, "it is the furthest, not the last that came");
+    }
+
+    #[test]
+    fn progress_that_is_quicker_than_the_note_of_its_call_counts() {
+        let underway = Underway::default();
+        underway.progress(&progress(token(7), 1.0));
+        let noted = underway.note(RequestId::Number(1), token(7), CallEvents::default());
+        assert_eq!(noted.pulse.borrow().beats, 1);
+        (0..1_000).for_each(|at| underway.progress(&progress(token(100 + at), 1.0)));
+        assert_eq!(underway.lock().early.len(), MAX_EARLY);
+    }
+
+    #[tokio::test]
+    async fn a_log_message_is_of_a_call_only_if_there_is_just_one() {
+        let said = LoggingMessageNotificationParam::new(LoggingLevel::Warning, json!("low\u{1b}[2J on disk"));
+        let underway = Underway::default();
+        let ((first, mut heard), (second, _)) = (channel(), channel());
+        let one = underway.note(RequestId::Number(1), token(1), first);
+        let two = underway.note(RequestId::Number(2), token(2), second);
+        underway.log(&said);
+        assert!(futures::poll!(std::pin::pin!(heard.next())).is_pending(), "it may be of either");
+        drop(two);
+        underway.log(&said);
+        let CallEvent::Log(line) = heard.next().await else { panic!("no log") };
+        assert_eq!(line, "[warning] low\u{fffd}[2J on disk");
+        drop(one);
+        assert!(underway.lock().calls.is_empty());
+    }
+
+    #[test]
+    fn a_question_goes_to_the_call_in_whose_stream_it_came_and_stops_its_clock() {
+        let underway = Underway::default();
+        let ((first, _heard), (second, _heard_too)) = (channel(), channel());
+        let one = underway.note(RequestId::Number(1), token(1), first);
+        let two = underway.note(RequestId::Number(2), token(2), second);
+        let question = || Question::new("name?".to_owned(), serde_json::Value::Null).0;
+        assert!(underway.asks(None, question()).is_none(), "nobody knows whose it is");
+        let origin = InboundStreamOrigin::OutboundRequest(RequestId::Number(2));
+        let asking = underway.asks(Some(&origin), question()).unwrap();
+        assert_eq!((one.pulse.borrow().asking, two.pulse.borrow().asking), (0, 1));
+        drop(asking);
+        assert_eq!(two.pulse.borrow().asking, 0);
+        let unheard = underway.note(RequestId::Number(3), token(3), CallEvents::default());
+        let origin = InboundStreamOrigin::OutboundRequest(RequestId::Number(3));
+        assert!(underway.asks(Some(&origin), question()).is_none(), "nobody listens to this call");
+        drop(unheard);
+    }
+}
