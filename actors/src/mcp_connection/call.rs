@@ -155,7 +155,12 @@ fn meta(request: &CallRequest) -> RequestMetaObject {
         ("dev.towline/step", request.step.to_string()),
         ("dev.towline/attempt", request.attempt.to_string()),
     ];
-    let object: JsonObject = entries.into_iter().map(|(key, value)| (key.to_owned(), Value::String(value))).collect();
+    let mut object: JsonObject =
+        entries.into_iter().map(|(key, value)| (key.to_owned(), Value::String(value))).collect();
+    if !request.labels.is_empty() {
+        let labels = request.labels.iter().map(|(name, value)| (name.clone(), Value::String(value.clone())));
+        object.insert("dev.towline/labels".to_owned(), Value::Object(labels.collect()));
+    }
     RequestMetaObject::from(object)
 }
 

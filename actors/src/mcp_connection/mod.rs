@@ -33,7 +33,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use towline_cluster::ClusterHandle;
-use towline_core::{OnAdoption, Part, StepNo, TaskId, TraceContext};
+use towline_core::{Labels, OnAdoption, Part, StepNo, TaskId, TraceContext};
 use towline_trace::{KeyValue, names};
 
 use crate::config::{McpServerConfig, McpTransport};
@@ -92,6 +92,8 @@ pub struct CallRequest {
     pub idempotency_key: String,
     /// The `tools/call` span of the caller: its id is in the journal before the call is made.
     pub trace: TraceContext,
+    /// What the configuration says of whom the task is for; servers are told as `dev.towline/labels`.
+    pub labels: Labels,
     /// How long the call may take; the server's configured time if none.
     pub timeout: Option<Duration>,
 }

@@ -79,6 +79,7 @@ impl TaskRunState {
             attempt,
             idempotency_key: step_key(self.id(), no),
             trace: step.span,
+            labels: self.view.labels.clone(),
             timeout: None,
         };
         let handle = self.context.shared.server(server);

@@ -168,3 +168,18 @@ fn telling_changes_nothing() {
     }
     assert_eq!(state, log.state);
 }
+
+#[test]
+fn the_labels_of_who_asks_stay_with_the_task_and_with_what_it_delegates() {
+    let mut log = Log::of_nodes(1);
+    let labels = Labels::from([("team".to_owned(), "blue".to_owned())]);
+    let mut labelled = submission(1, "surveyor", 1, user_message("m-1", "survey"));
+    labelled.labels.clone_from(&labels);
+    log.operator(Command::Submit(Box::new(labelled))).unwrap();
+    assert_eq!(log.task(task_id(1)).labels, labels);
+    log.submit_child(2, task_id(1)).unwrap();
+    assert_eq!(log.task(task_id(2)).labels, labels, "nobody says them again on the way");
+    log.submit(3, "reader", 1);
+    assert_eq!(log.task(task_id(3)).labels, Labels::new());
+    assert_eq!(decode(&encode(&log.state)), log.state);
+}

@@ -331,6 +331,7 @@ fn command(request: SendRequest, caller: &Caller, agent: AgentName, fresh: Fresh
         deadline_ms: caller.deadline_ms,
         trace: fresh.trace,
         most_open: fresh.most_open,
+        labels: caller.standing.labels.as_ref().clone(),
         agent,
         message,
     })))
@@ -407,14 +408,14 @@ async fn perform(
             describe(span, &settings.cluster, task);
             let found = found.ok_or_else(|| WireError::unknown_task(&task.to_string()))?;
             *trace = found.trace;
-            blobs::shown(settings, convert::task(&found, view)).await.map(Outcome::Answer)
+            blobs::shown(settings, shown_to(principal, &found, view)).await.map(Outcome::Answer)
         }
         Decision::Reply(Query::Later { task, view, after, patience }) => {
             span.set(names::A2A_TASK_ID, task.to_string());
             let found = later(settings, principal, task, after, patience).await?;
             describe(span, &settings.cluster, task);
             *trace = found.trace;
-            blobs::shown(settings, convert::task(&found, view)).await.map(Outcome::Answer)
+            blobs::shown(settings, shown_to(principal, &found, view)).await.map(Outcome::Answer)
         }
         Decision::Reply(Query::List(request, consistency)) => {
             let view = TaskView { history: request.history_length, artifacts: request.include_artifacts, annotated };
@@ -442,6 +443,12 @@ async fn perform(
             cards::extended(settings, agent, &asked.caller).map(Outcome::Answer)
         }
     }
+}
+
+/// A task as its reader sees it: an operator also sees whom it is for, as the configuration says.
+fn shown_to(principal: &Principal, task: &Task, view: TaskView) -> Answer {
+    let answer = convert::task(task, view);
+    if principal.is_operator() { answer.labelled(&task.labels) } else { answer }
 }
 
 /// A page of nobody's tasks says that there is no such agent, unless it had tasks.

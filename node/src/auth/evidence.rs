@@ -15,7 +15,7 @@
 use std::{sync::Arc, time::Instant};
 
 use http::{Extensions, HeaderMap, header};
-use towline_core::Principal;
+use towline_core::{Labels, Principal};
 
 use super::{
     Auth, Standing,
@@ -87,7 +87,8 @@ impl Auth {
         match known {
             Known::Session { principal, id } => {
                 let permits = principal.role().map_or(Permits::NONE, |role| Permits::of(role, &[]));
-                let standing = Standing { permits, session: Some(id.into()), labels: Arc::default() };
+                let labels = self.labels_of(&principal);
+                let standing = Standing { permits, session: Some(id.into()), labels };
                 return Ok(Some(Caller::new(principal, standing)));
             }
             Known::Foreign if !self.checks_bearers() => return Ok(None),
@@ -102,6 +103,13 @@ impl Auth {
             self.limiter.failed(source, now);
         }
         found.map(Some).ok_or(Refusal::Failed)
+    }
+
+    /// What the configuration says of somebody who is signed in: the labels of the rule with the same id, if there is one.
+    fn labels_of(&self, principal: &Principal) -> Arc<Labels> {
+        let Principal::Named { id, .. } = principal else { return Arc::default() };
+        let rule = self.rules.iter().find(|rule| rule.id == id.as_str());
+        rule.map(|rule| Arc::clone(&rule.labels)).unwrap_or_default()
     }
 
     async fn of_checked_bearer(&self, bearer: &str) -> Result<Option<Caller>, Refusal> {
