@@ -26,7 +26,7 @@ use super::{
     push::{self, PushCall, PushMethod},
     stream::{AtInput, TaskStream, may_subscribe},
 };
-use crate::auth::StreamPlace;
+use crate::auth::{self, StreamPlace};
 
 /// How long `SendMessage` waits for the end of a task. Then it answers with the task as it stands: proxies and clients
 /// give up on calls that take longer, and would not learn the task's id.
@@ -188,6 +188,10 @@ pub(super) async fn handle(
     if let Err(error) = &answered {
         span.fail(error.reason, &error.message);
     }
+    if method.changes() {
+        let outcome = answered.as_ref().err().map_or("ok", |error| error.reason);
+        auth::audit::method(&asked.caller, &asked.call.method, outcome, trace);
+    }
     answered
 }
 
@@ -205,6 +209,21 @@ pub(super) enum Method {
 }
 
 impl Method {
+    /// Whether it may change something.
+    fn changes(self) -> bool {
+        match self {
+            Method::SendMessage
+            | Method::SendStreamingMessage
+            | Method::CancelTask
+            | Method::PushConfig(PushMethod::Create | PushMethod::Delete) => true,
+            Method::GetTask
+            | Method::ListTasks
+            | Method::SubscribeToTask
+            | Method::PushConfig(PushMethod::Get | PushMethod::List)
+            | Method::GetExtendedAgentCard => false,
+        }
+    }
+
     pub(super) fn named(name: &str) -> Result<Self, WireError> {
         use a2a::methods;
         Ok(match name {

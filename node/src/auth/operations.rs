@@ -106,6 +106,17 @@ pub(crate) static OPERATIONS: [Operation; 33] = [
     ),
 ];
 
+/// The name of what a method asks for.
+pub(super) fn of_method(name: &str) -> Option<&'static str> {
+    place_of(|way| matches!(way, Method(method) if *method == name)).map(|place| OPERATIONS[place].name)
+}
+
+/// The name of what a path asks for with a verb.
+pub(super) fn of_route(verb: &http::Method, path: &str) -> Option<&'static str> {
+    let is_way = |way: &Way| matches!(way, Route(method, route) if *method == verb.as_str() && is_on(route, path));
+    place_of(is_way).map(|place| OPERATIONS[place].name)
+}
+
 /// The place of the operation that a way asks for.
 fn place_of(is_way: impl Fn(&Way) -> bool) -> Option<usize> {
     OPERATIONS.iter().position(|operation| operation.ways.iter().any(&is_way))
