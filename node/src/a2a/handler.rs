@@ -18,13 +18,14 @@ use towline_core::{
 use towline_trace::{Kind, Span, names};
 
 use super::{
-    A2aSettings, Binding, blobs,
+    A2aSettings, Binding, Door, blobs,
     call::{Call, decode},
     cards, chain,
     extensions::{Active, Condition},
     principal::Caller,
     push::{self, PushCall, PushMethod},
-    stream::{AtInput, TaskStream, may_subscribe},
+    stream::{AtInput, Streamed, TaskStream, may_subscribe},
+    structured,
 };
 use crate::auth::{self, StreamPlace};
 
@@ -48,6 +49,8 @@ pub(super) struct Asked<'a> {
     pub consistency: Option<String>,
     /// The extensions that it activates.
     pub active: Active,
+    /// Which listener it came through.
+    pub door: Door,
     /// What it says of the generation of its task.
     pub condition: Condition,
     /// The span of the HTTP request.
@@ -59,12 +62,12 @@ pub(super) enum Outcome {
     /// One result.
     Answer(Value),
     /// A stream of events.
-    Stream(Box<TaskStream>),
+    Stream(Streamed),
 }
 
 impl From<TaskStream> for Outcome {
     fn from(stream: TaskStream) -> Self {
-        Outcome::Stream(Box::new(stream))
+        Outcome::Stream(Streamed::Task(Box::new(stream)))
     }
 }
 
@@ -180,15 +183,22 @@ pub(super) async fn handle(
         push: settings.push.is_some(),
     };
     *trace = span.context();
-    let decided = decode(asked.call.size(), || decide(method, &asked, agent, fresh)).await;
-    let answered = match decided {
-        Ok(decision) => perform(settings, &asked, decision, &mut span, trace).await,
-        Err(error) => Err(error),
+    let sends = matches!(method, Method::SendMessage | Method::SendStreamingMessage);
+    let structured = if sends { structured::read(&asked).transpose() } else { None };
+    let is_structured = structured.is_some();
+    let answered = match structured {
+        // Boxed: a command may be another method.
+        Some(Ok(asks)) => Box::pin(structured::perform(settings, &asked, asks, method, trace)).await,
+        Some(Err(error)) => Err(error),
+        None => match decode(asked.call.size(), || decide(method, &asked, agent, fresh)).await {
+            Ok(decision) => perform(settings, &asked, decision, &mut span, trace).await,
+            Err(error) => Err(error),
+        },
     };
     if let Err(error) = &answered {
         span.fail(error.reason, &error.message);
     }
-    if method.changes() {
+    if method.changes() && !is_structured {
         let outcome = answered.as_ref().err().map_or("ok", |error| error.reason);
         auth::audit::method(&asked.caller, &asked.call.method, outcome, trace);
     }
@@ -586,7 +596,7 @@ fn stream(
 }
 
 /// A place for a stream, before anything is done for it.
-fn place(settings: &A2aSettings, asked: &Asked<'_>) -> Result<StreamPlace, WireError> {
+pub(super) fn place(settings: &A2aSettings, asked: &Asked<'_>) -> Result<StreamPlace, WireError> {
     settings.auth.stream(&asked.caller).map_err(|refusal| refusal.to_wire())
 }
 
