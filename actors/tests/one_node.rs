@@ -102,6 +102,7 @@ impl Node {
             deadline_ms,
             trace: trace(),
             most_open: None,
+            labels: towline_core::Labels::new(),
         };
         let reply = self.propose(Command::Submit(Box::new(submission))).await;
         assert_eq!(reply, Reply::Submitted { task, created: true });

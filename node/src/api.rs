@@ -3,6 +3,7 @@
 //! Behind the same gate as the A2A door, and for the operator where no other role may ask. Errors are
 //! `{"error": {"code": …, "message": …}}`; 503 means that the cluster has no quorum.
 
+mod events;
 mod mcp;
 mod members;
 mod peers;
@@ -30,6 +31,7 @@ use http::{StatusCode, header};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
 use towline_actors::Mesh;
 use towline_cluster::{ClusterHandle, ProposeError, Unavailable};
 use towline_core::{
@@ -43,6 +45,7 @@ use crate::{
     sign_in::SignIns,
 };
 
+pub(crate) use events::MAX_ENTRIES as MAX_EVENT_ENTRIES;
 pub use members::{DrainView, LeftTask};
 pub use peers::{PeerRequest, PeerView};
 pub use push::WebhookView;
@@ -71,6 +74,8 @@ pub struct Api {
     pub ready: AtomicBool,
     /// Who signs in here.
     pub sign_ins: Arc<SignIns>,
+    /// Canceled when the node begins to stop: streams end.
+    pub stopping: CancellationToken,
 }
 
 /// An agent, as the operator sees it.
@@ -117,6 +122,20 @@ pub struct NodeView {
 
 /// The routes of the operator API.
 pub fn router(api: Arc<Api>) -> Router {
+    operations()
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&api.auth), auth::gate))
+        .route("/api/v1/{*path}", any(unknown))
+        .route("/livez", get(async || "ok\n"))
+        .route("/healthz", get(health))
+        .with_state(api)
+}
+
+/// The operations behind what says who may, for requests whose caller is known.
+pub fn for_known(api: Arc<Api>) -> Router {
+    operations().with_state(api)
+}
+
+fn operations() -> Router<Arc<Api>> {
     Router::new()
         .route("/api/v1/cluster", get(cluster))
         .route("/api/v1/cluster/snapshot", get(snapshot))
@@ -129,15 +148,11 @@ pub fn router(api: Arc<Api>) -> Router {
         .route(resolve::ROUTE, post(resolve::resolve))
         .route("/api/v1/join-tokens", post(join_token))
         .merge(mcp::routes())
+        .route(events::ROUTE, get(events::events))
         .merge(members::routes())
         .merge(peers::routes())
         .merge(sign_in::routes())
         .route_layer(middleware::from_fn(auth::authorize))
-        .route_layer(middleware::from_fn_with_state(Arc::clone(&api.auth), auth::gate))
-        .route("/api/v1/{*path}", any(unknown))
-        .route("/livez", get(async || "ok\n"))
-        .route("/healthz", get(health))
-        .with_state(api)
 }
 
 async fn health(State(api): State<Arc<Api>>) -> Response {

@@ -87,6 +87,11 @@ pub enum Command {
     /// The cluster and its nodes
     #[command(subcommand)]
     Cluster(ClusterCommand),
+    /// What happens in the cluster: tasks, nodes, who signs in
+    #[command(
+        after_help = "Examples:\n  towline events\n  towline events --follow --kind task --kind node.lost\n  towline events --after 4711 --follow -o json"
+    )]
+    Events(EventsArgs),
     /// MCP servers of a node
     #[command(subcommand)]
     Mcp(McpCommand),
@@ -464,6 +469,21 @@ pub enum SnapshotCommand {
         #[command(flatten)]
         node: InitArgs,
     },
+}
+
+/// `towline events`
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    /// Shows what happened behind this index, which is the same on every node; without it, what the node still has, or
+    /// with --follow what happens from now on
+    #[arg(long, value_name = "INDEX")]
+    pub after: Option<u64>,
+    /// Goes on showing, and takes it up again at the next node when one goes away
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only of this kind, as in task.status, or task for all about tasks; may be given again
+    #[arg(long, value_name = "KIND")]
+    pub kind: Vec<String>,
 }
 
 /// `towline mcp …`

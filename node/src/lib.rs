@@ -18,6 +18,7 @@ mod descriptors;
 pub mod dev;
 mod ephemeral;
 pub mod error;
+mod feed;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod mcp_files;

@@ -276,26 +276,28 @@ impl Doors {
         let public_url = ports.advertised.http.clone();
         let auth = Arc::new(Auth::new(config.auth.clone(), config.node.http, &public_url).map_err(CliError::other)?);
         let public_tls = config.node.tls.clone().map(PublicTls::new).transpose().map_err(CliError::other)?;
+        let sign_ins = SignIns::new(cluster.handle(), config.auth.device_grant, public_url.clone());
+        auth.attach(Arc::clone(&sign_ins) as Arc<dyn Sessions>);
+        let api = Arc::new(Api {
+            cluster: cluster.handle(),
+            mesh: Mutex::new(None),
+            public_url: public_url.clone(),
+            auth: Arc::clone(&auth),
+            ready: AtomicBool::new(false),
+            sign_ins: Arc::clone(&sign_ins),
+            stopping: stopping.clone(),
+        });
         let settings = Arc::new(A2aSettings {
             cluster: cluster.handle(),
             front_door: config.front_door.clone().unwrap_or_else(no_front_door),
             public_url: public_url.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             most_open: config.limits.open_tasks_per_principal,
-            auth: Arc::clone(&auth),
+            auth,
             push: config.push.clone(),
             card_signer: card_signer(config),
+            api: api::for_known(Arc::clone(&api)),
             stopping: stopping.clone(),
-        });
-        let sign_ins = SignIns::new(cluster.handle(), config.auth.device_grant, public_url.clone());
-        settings.auth.attach(Arc::clone(&sign_ins) as Arc<dyn Sessions>);
-        let api = Arc::new(Api {
-            cluster: cluster.handle(),
-            mesh: Mutex::new(None),
-            public_url,
-            auth,
-            ready: AtomicBool::new(false),
-            sign_ins: Arc::clone(&sign_ins),
         });
         let for_all = a2a::router(Arc::clone(&settings), Door::Public).merge(api::router(Arc::clone(&api)));
         let public = for_all

@@ -11,9 +11,9 @@ use crate::{config::TelemetrySettings, error::CliError};
 
 const FILTER: &str = "TOWLINE_LOG";
 const FORMAT: &str = "TOWLINE_LOG_FORMAT";
-/// Libraries speak up when somebody should look; Raft says at `warn` what is everyday life of an election.
+/// Who has done what is told (`audit=off` leaves it out). Libraries speak up when somebody should look; Raft says at `warn` what is everyday life of an election.
 const DEFAULT_FILTER: &str =
-    "warn,openraft=error,towline=info,towline_cluster=info,towline_actors=info,towline_trace=info";
+    "warn,openraft=error,audit=info,towline=info,towline_cluster=info,towline_actors=info,towline_trace=info";
 
 /// Starts the logs of a node.
 ///

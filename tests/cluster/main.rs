@@ -6,6 +6,7 @@
 )]
 
 mod drain;
+mod events;
 mod joining;
 mod membership;
 mod node_death;

@@ -146,6 +146,7 @@ async fn submission(cluster: &Cluster, task: TaskId, text: String, with_file: bo
         deadline_ms: None,
         trace: TraceContext { trace_id: 1, span_id: 1, sampled: false },
         most_open: None,
+        labels: towline_core::Labels::new(),
     };
     Proposal { by: Principal::Operator, command: Command::Submit(Box::new(submission)) }
 }

@@ -395,7 +395,11 @@ fn meta(request: &CallRequest) -> RequestMetaObject {
         ("dev.towline/attempt", request.attempt.to_string()),
     ];
     let entries = entries.into_iter().chain(trace_state);
-    let object: JsonObject = entries.map(|(key, value)| (key.to_owned(), Value::String(value))).collect();
+    let mut object: JsonObject = entries.map(|(key, value)| (key.to_owned(), Value::String(value))).collect();
+    if !request.labels.is_empty() {
+        let labels = request.labels.iter().map(|(name, value)| (name.clone(), Value::String(value.clone())));
+        object.insert("dev.towline/labels".to_owned(), Value::Object(labels.collect()));
+    }
     RequestMetaObject::from(object)
 }
 

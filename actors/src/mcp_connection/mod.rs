@@ -42,7 +42,7 @@ use std::{
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use towline_cluster::ClusterHandle;
-use towline_core::{OnAdoption, Part, StepNo, TaskId, TraceContext};
+use towline_core::{Labels, OnAdoption, Part, StepNo, TaskId, TraceContext};
 use towline_trace::{KeyValue, names};
 
 use crate::config::{McpServerConfig, OnChange};
@@ -117,6 +117,8 @@ pub struct CallRequest {
     pub trace: TraceContext,
     /// The `tracestate` beside it, as it came from the caller; empty if there is none.
     pub trace_state: String,
+    /// What the configuration says of whom the task is for; servers are told as `dev.towline/labels`.
+    pub labels: Labels,
     /// How long the call may take; the server's configured time if none.
     pub timeout: Option<Duration>,
     /// Where goes what the server says meanwhile.

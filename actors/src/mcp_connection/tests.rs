@@ -150,6 +150,7 @@ fn request(tool: &str) -> CallRequest {
         idempotency_key: "task/3".into(),
         trace: TRACE.parse().unwrap(),
         trace_state: String::new(),
+        labels: towline_core::Labels::new(),
         timeout: None,
         events: CallEvents::default(),
     }
@@ -195,6 +196,18 @@ async fn a_call_carries_trace_and_idempotency_key() {
     let meta: Value = serde_json::from_str(&call(&handle, "meta").await.unwrap().text).unwrap();
     assert_eq!((&meta["traceparent"], &meta["dev.towline/idempotency_key"]), (&json!(TRACE), &json!("task/3")));
     assert_eq!((&meta["dev.towline/step"], &meta["dev.towline/attempt"]), (&json!("3"), &json!("2")));
+    assert_eq!(meta.get("dev.towline/labels"), None, "nobody has said anything of whom it is for");
+    handle.stop().await;
+}
+
+#[tokio::test]
+async fn a_call_carries_the_labels_of_whom_its_task_is_for() {
+    let handle = connected(stdio(child_command())).await;
+    let labels = towline_core::Labels::from([("team".to_owned(), "blue".to_owned())]);
+    let labelled = CallRequest { labels, ..request("meta") };
+    let answer = handle.call(labelled, CancellationToken::new()).await.unwrap();
+    let meta: Value = serde_json::from_str(&answer.text).unwrap();
+    assert_eq!(meta["dev.towline/labels"], json!({ "team": "blue" }));
     handle.stop().await;
 }
 

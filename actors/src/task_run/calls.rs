@@ -58,6 +58,7 @@ impl TaskRunState {
             idempotency_key: step_key(self.id(), no),
             trace: step.span,
             trace_state: format!("towline={}", step.span.span_id_hex()),
+            labels: self.view.labels.clone(),
             timeout: None,
             events,
         };

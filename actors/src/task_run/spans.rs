@@ -190,6 +190,7 @@ mod tests {
             journal,
             late_results: vec![],
             outside_input: vec![],
+            labels: towline_core::Labels::new(),
             restored: false,
             now: Timestamp(100),
         }

@@ -1,8 +1,8 @@
 //! What a run reads of its task: all but the events and artifacts, which it never needs.
 
 use towline_core::{
-    Adoption, AgentName, ContextId, Epoch, LateResult, Lease, Message, MessageId, NodeId, Principal, Role, State, Step,
-    StepNo, Task, TaskId, TaskState, Timestamp, TraceContext, Turn,
+    Adoption, AgentName, ContextId, Epoch, Labels, LateResult, Lease, Message, MessageId, NodeId, Principal, Role,
+    State, Step, StepNo, Task, TaskId, TaskState, Timestamp, TraceContext, Turn,
 };
 
 /// The task as it was committed last.
@@ -23,6 +23,7 @@ pub(super) struct View {
     pub late_results: Vec<LateResult>,
     pub outside_input: Vec<String>,
     pub restored: bool,
+    pub labels: Labels,
     /// The time of the last command that this node has applied.
     pub now: Timestamp,
 }
@@ -50,6 +51,7 @@ impl View {
             late_results: task.late_results.clone(),
             outside_input: task.outside_input.clone(),
             restored: task.restored,
+            labels: task.labels.clone(),
             now,
         }
     }

@@ -4,6 +4,7 @@
 //! Errors that A2A names carry its domain and its reason. Ours carry [`DOMAIN`] and one of the reasons in [`reason`].
 
 mod bindings;
+mod extensions;
 
 use std::collections::BTreeMap;
 
@@ -65,6 +66,16 @@ pub mod reason {
     pub const METHOD_NOT_FOUND: &str = "METHOD_NOT_FOUND";
     /// Something has happened to the task since the client looked; the metadata says the current generation.
     pub const TASK_GENERATION_MISMATCH: &str = "TASK_GENERATION_MISMATCH";
+    /// A message for an extension that its request does not activate.
+    pub const EXTENSION_NOT_ACTIVATED: &str = "EXTENSION_NOT_ACTIVATED";
+    /// A command that is none: more than one, to a task, or with other fields.
+    pub const INVALID_COMMAND: &str = "INVALID_COMMAND";
+    /// A command that there is not; the message names those that there are.
+    pub const UNKNOWN_COMMAND: &str = "UNKNOWN_COMMAND";
+    /// A command that cannot be carried out as things stand; the metadata says the code of the operator API.
+    pub const COMMAND_REFUSED: &str = "COMMAND_REFUSED";
+    /// Events that are not kept any more; the metadata says the oldest index to go on from, and the last.
+    pub const EVENTS_GONE: &str = "EVENTS_GONE";
     /// A bug.
     pub const INTERNAL: &str = "INTERNAL";
 }

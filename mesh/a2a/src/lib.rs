@@ -42,6 +42,9 @@ pub const REPLY_KEY: &str = "dev.towline/reply";
 /// Metadata key under which a task names the agent that does it.
 pub const AGENT_KEY: &str = "dev.towline/agent";
 
+/// Metadata: what the configuration said of whom the task is for. Shown to operators.
+pub const LABELS_KEY: &str = "dev.towline/labels";
+
 /// Metadata key under which a task names its trace.
 pub const TRACE_KEY: &str = "dev.towline/traceId";
 

@@ -18,7 +18,7 @@ use towline_trace::{Kind, Span, SpanRecord, names};
 use uuid::Uuid;
 
 use crate::{
-    ClusterStatus, Identity, PeerIdentity, ProposeError, TaskWatch, Unavailable,
+    ClusterStatus, FeedGone, FeedPage, Identity, PeerIdentity, ProposeError, TaskWatch, Unavailable,
     blobs::Blobs,
     credentials::Credentials,
     enrolment::Signer,
@@ -178,6 +178,19 @@ impl ClusterHandle {
     /// Watches one task.
     pub fn watch_task(&self, id: TaskId) -> TaskWatch {
         self.view().watch_task(id)
+    }
+
+    /// What happened in the cluster by entries behind this one, as far as it is applied here; at most `most` entries.
+    ///
+    /// # Errors
+    /// When what follows the entry is not kept here any more.
+    pub fn feed(&self, after: u64, most: usize) -> Result<FeedPage, FeedGone> {
+        self.view().feed(after, most)
+    }
+
+    /// Index of the last entry by which something happened, as it is applied here: changes when there is more to read.
+    pub fn feed_changes(&self) -> watch::Receiver<u64> {
+        self.view().feed_changes()
     }
 
     /// The effects of entries that are applied here from now on. A receiver that lags reconciles from the state.

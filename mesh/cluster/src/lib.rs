@@ -76,7 +76,7 @@ pub use coalesce::Coalesced;
 pub use error::{ClusterError, ProposeError, Unavailable};
 pub use handle::{ClusterHandle, Registration};
 pub use membership::Identity;
-pub use raft::TaskWatch;
+pub use raft::{FeedEntry, FeedGone, FeedPage, TaskWatch};
 pub use roster::NotAdmitted;
 pub use status::{ClusterStatus, DiskHealth, DiskStatus, MemberStatus};
 pub use transfer::TransferError;

@@ -414,6 +414,7 @@ async fn propose_task(handle: &ClusterHandle, message: &str, text: &str, task: T
         deadline_ms: None,
         trace,
         most_open: None,
+        labels: towline_core::Labels::new(),
     };
     let command = Command::Submit(Box::new(submission));
     handle.propose(Proposal { by: Principal::Operator, command }, Some(&trace)).await

@@ -22,6 +22,7 @@ mod doubt;
 mod effect;
 mod enrolment;
 mod event;
+mod feed;
 mod ids;
 mod journal;
 mod lease;
@@ -50,6 +51,7 @@ pub use doubt::{LateReport, LateResult, Resolution, Resolve, Verdict};
 pub use effect::Effect;
 pub use enrolment::{Enrolment, JoinToken, NodeCertificate, NodeKey, NodeRole};
 pub use event::{Event, EventKind};
+pub use feed::{Happening, NodeChange, SignInChange, TaskChange, TaskNews};
 pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, PrincipalId, SessionId, TaskId, VShard};
 pub use journal::{
     Asked, Doubt, Handover, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall,

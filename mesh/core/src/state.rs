@@ -363,6 +363,9 @@ impl State {
         let mut task = new_task(by, submission, stamp.at);
         let parent = task.parent.as_ref().and_then(|parent| self.task(parent.task));
         task.restored = parent.is_some_and(|parent| parent.restored);
+        if let Some(parent) = parent {
+            task.labels = parent.labels.clone();
+        }
         self.remember(&task.owner, &task.history[0], &task);
         if let Some(parent) = &task.parent {
             self.children.entry(parent.task).or_default().insert(id);
@@ -904,7 +907,8 @@ fn new_node(id: NodeId, name: String, role: NodeRole, addresses: NodeAddresses, 
 }
 
 fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
-    let Submission { task: id, fresh_context, agent, message, parent, hop, deadline_ms, trace, .. } = submission;
+    let Submission { task: id, fresh_context, agent, message, parent, hop, deadline_ms, trace, labels, .. } =
+        submission;
     let outside = outside_reason(&by, &message);
     let context = message.context_id.clone().unwrap_or(fresh_context);
     let mut task = Task {
@@ -921,6 +925,7 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
         bytes: message.size(),
         outside_input: Vec::new(),
         blobs: BTreeMap::new(),
+        labels,
         history: vec![message],
         sent_by: BTreeMap::new(),
         artifacts: Vec::new(),

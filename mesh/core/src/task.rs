@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::{
-    AgentName, Artifact, Asked, Blob, BlobHash, ContextId, Doubt, Epoch, Event, EventKind, Intent, LateResult, Lease,
-    Message, Metadata, NodeId, Outcome, Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp,
+    AgentName, Artifact, Asked, Blob, BlobHash, ContextId, Doubt, Epoch, Event, EventKind, Intent, Labels, LateResult,
+    Lease, Message, Metadata, NodeId, Outcome, Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp,
     TraceContext,
     limits::{
         MAX_ARTIFACTS, MAX_CONTENT_BYTES, MAX_EVENTS_PER_TASK, MAX_OUTSIDE_REASON_CHARS, MAX_OUTSIDE_REASONS,
@@ -95,6 +95,9 @@ pub struct Submission {
     /// [`crate::limits::MAX_OPEN_TASKS_PER_PRINCIPAL`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_open: Option<u32>,
+    /// What the configuration says of who asks; a delegated task has those of the task above it.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// The turn that runs, or ran last.
@@ -193,6 +196,9 @@ pub struct Task {
     /// Every blob that it names or has named, and its length.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub blobs: BTreeMap<BlobHash, u64>,
+    /// What the configuration said of the principal that it is for, when it was submitted.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 impl Task {

@@ -160,6 +160,7 @@ pub(super) fn extended(settings: &A2aSettings, agent: Option<AgentName>, caller:
             agent_card(settings, &spec.ok_or_else(problem)?)?
         }
     };
+    extensions::narrow(&mut card, caller);
     auth::card::extend(&mut card, caller);
     Ok(card)
 }

@@ -7,21 +7,29 @@
 //! |---|---|
 //! | [`GENERATION`] | `GetTask` waits until something happens; a message or a cancel only if nothing has happened |
 //! | [`ANNOTATIONS`] | in the metadata of a task: who runs it, how often it was begun, its trace, its cost, its links |
+//! | [`COMMAND`] | a message with a command as data: what the operator API can be asked, over A2A |
+//! | [`EVENTS`] | a message with a place in the log as data: what happened in the cluster behind it, and what follows |
 
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, header};
 use serde_json::{Value, json};
 use towline_a2a::{Field, WireError};
-use towline_core::TraceContext;
+use towline_core::{Happening, TraceContext};
 
-use super::call::Call;
+use super::{call::Call, commands, principal::Caller};
 
 /// The event index of a task as a condition: `Task.generation` of A2A 1.1, before it is there.
 pub(super) const GENERATION: &str = "https://towline.dev/a2a/extensions/generation";
 
 /// Where a task stands inside the mesh.
 pub(super) const ANNOTATIONS: &str = "https://towline.dev/a2a/extensions/annotations";
+
+/// What else the node can be asked, as data in a message.
+pub(super) const COMMAND: &str = "https://towline.dev/a2a/extensions/command";
+
+/// The events of the cluster, from a place in its log on.
+pub(super) const EVENTS: &str = "https://towline.dev/a2a/extensions/events";
 
 /// The header that names extensions, in a request and in its answer.
 const EXTENSIONS: &str = "a2a-extensions";
@@ -43,6 +51,8 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 pub(super) struct Active {
     pub generation: bool,
     pub annotations: bool,
+    pub command: bool,
+    pub events: bool,
 }
 
 impl Active {
@@ -53,12 +63,24 @@ impl Active {
         for uri in values.flat_map(|value| value.split(',')).map(str::trim) {
             active.generation |= uri == GENERATION;
             active.annotations |= uri == ANNOTATIONS;
+            active.command |= uri == COMMAND;
+            active.events |= uri == EVENTS;
         }
         active
     }
 
+    /// What counts at the peer door: agents speak there, and command nothing.
+    pub(super) fn of_agents(self) -> Self {
+        Self { command: false, events: false, ..self }
+    }
+
     fn header(self) -> Option<HeaderValue> {
-        let named = [(self.generation, GENERATION), (self.annotations, ANNOTATIONS)];
+        let named = [
+            (self.generation, GENERATION),
+            (self.annotations, ANNOTATIONS),
+            (self.command, COMMAND),
+            (self.events, EVENTS),
+        ];
         let uris: Vec<&str> = named.into_iter().filter_map(|(active, uri)| active.then_some(uri)).collect();
         if uris.is_empty() { None } else { HeaderValue::from_str(&uris.join(", ")).ok() }
     }
@@ -95,7 +117,35 @@ pub(super) fn declared() -> Value {
             "uri": ANNOTATIONS,
             "description": "Tasks carry in their metadata, as dev.towline/annotations, where they run and how often they were begun, their trace, what they cost and what they are linked to.",
         },
+        {
+            "uri": COMMAND,
+            "description": "SendMessage with one data part {\"dev.towline/command\": {\"op\": …, \"args\": {…}}} is a command: it makes no task and is answered with a message whose data is {\"dev.towline/result\": …}. The op \"commands\" tells which there are for the caller, and what they take.",
+            "params": { "ops": command_names(|_| true) },
+        },
+        {
+            "uri": EVENTS,
+            "description": "SendStreamingMessage with one data part {\"dev.towline/events\": {\"after\": INDEX, \"kinds\": […]}} is answered with what happens in the cluster behind that place in its log (without it, from now on), in messages whose data is {\"dev.towline/events\": …}. Every node has the same events at the same index. SendMessage answers with one page.",
+            "params": { "kinds": Happening::KINDS },
+        },
     ])
+}
+
+fn command_names(is_for: impl Fn(&commands::Operation) -> bool) -> Vec<&'static str> {
+    let named = commands::OPERATIONS.iter().filter(|operation| is_for(operation)).map(|operation| operation.name);
+    std::iter::once(commands::HELP).chain(named).collect()
+}
+
+/// Has a card name what its reader may ask and hear, of what is declared.
+pub(super) fn narrow(card: &mut Value, caller: &Caller) {
+    let Some(declared) = card["capabilities"]["extensions"].as_array_mut() else { return };
+    for extension in declared {
+        if extension["uri"] == COMMAND {
+            extension["params"]["ops"] = command_names(|operation| operation.is_for(caller)).into();
+        } else if extension["uri"] == EVENTS && !caller.principal.is_operator() {
+            let of_tasks = Happening::KINDS.into_iter().filter(|kind| kind.starts_with("task."));
+            extension["params"]["kinds"] = of_tasks.collect::<Vec<_>>().into();
+        }
+    }
 }
 
 /// What a request says of generations, once the extension is activated.
@@ -173,7 +223,7 @@ mod tests {
     fn what_is_known_is_activated_and_the_rest_passed_over() {
         let active =
             Active::named_in(&headers(&[("a2a-extensions", "https://example.com/x, "), (EXTENSIONS, GENERATION)]));
-        assert_eq!(active, Active { generation: true, annotations: false });
+        assert_eq!(active, Active { generation: true, ..Active::default() });
         assert_eq!(active.header().unwrap(), GENERATION);
         assert_eq!(Active::default().header(), None);
         let both = Active::named_in(&headers(&[(EXTENSIONS, &format!("{ANNOTATIONS},{GENERATION}"))]));
@@ -182,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_condition_is_a_field_in_either_spelling_or_a_header() {
-        let active = Active { generation: true, annotations: false };
+        let active = Active { generation: true, ..Active::default() };
         let none = HeaderMap::new();
         for params in [json!({ "currentGeneration": 7 }), json!({ "current_generation": "7" })] {
             assert_eq!(Condition::of(active, &call(params), &none).unwrap().after, Some(7));

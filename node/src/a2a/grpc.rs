@@ -34,7 +34,7 @@ use super::{
     extensions::Marks,
     handler::{Method, Outcome},
     principal::{self, Caller},
-    stream::{Item, TaskStream},
+    stream::{Item, Streamed},
 };
 
 /// What stands before each message: whether it is compressed, and its length.
@@ -138,7 +138,7 @@ impl Service {
         request: Request<T::Proto>,
     ) -> Result<Response<Events>, Status> {
         match self.call::<T>(method, request).await? {
-            (Outcome::Stream(stream), marks) => Ok(with_marks(events(*stream), marks)),
+            (Outcome::Stream(stream), marks) => Ok(with_marks(events(stream), marks)),
             (Outcome::Answer(_), _) => Err(WireError::internal("one answer came where a stream is due").to_grpc()),
         }
     }
@@ -168,14 +168,14 @@ fn message_of<R: ProtoJsonPayload>(result: Value) -> Result<R::Proto, Status> {
 }
 
 /// A silent stream needs no sign of life here: HTTP/2 has its own.
-fn events(stream: TaskStream) -> Events {
+fn events(stream: Streamed) -> Events {
     let items = stream::unfold(stream, |mut stream| async move {
         let item = stream.next().await?;
         Some((item, stream))
     });
     let messages = items.filter_map(|item| async move {
         match item {
-            Item::Event(_, event) => Some(message_of::<a2a::StreamResponse>(event)),
+            Item::Event(_, event) | Item::Unnumbered(event) => Some(message_of::<a2a::StreamResponse>(event)),
             Item::Silence => None,
         }
     });

@@ -18,16 +18,16 @@ use towline_core::{
 use towline_trace::{Kind, Span, names};
 
 use super::{
-    A2aSettings, Binding, blobs,
+    A2aSettings, Binding, Door, blobs,
     call::{Call, decode},
     cards, chain,
     extensions::{Active, Condition},
     principal::Caller,
     push::{self, PushCall, PushMethod},
-    stream::{AtInput, TaskStream, may_subscribe},
-    visitor,
+    stream::{AtInput, Streamed, TaskStream, may_subscribe},
+    structured, visitor,
 };
-use crate::auth::StreamPlace;
+use crate::auth::{self, StreamPlace};
 
 /// How long `SendMessage` waits for the end of a task. Then it answers with the task as it stands: proxies and clients
 /// give up on calls that take longer, and would not learn the task's id.
@@ -49,6 +49,8 @@ pub(super) struct Asked<'a> {
     pub consistency: Option<String>,
     /// The extensions that it activates.
     pub active: Active,
+    /// Which listener it came through.
+    pub door: Door,
     /// What it says of the generation of its task.
     pub condition: Condition,
     /// The span of the HTTP request.
@@ -60,12 +62,12 @@ pub(super) enum Outcome {
     /// One result.
     Answer(Value),
     /// A stream of events.
-    Stream(Box<TaskStream>),
+    Stream(Streamed),
 }
 
 impl From<TaskStream> for Outcome {
     fn from(stream: TaskStream) -> Self {
-        Outcome::Stream(Box::new(stream))
+        Outcome::Stream(Streamed::Task(Box::new(stream)))
     }
 }
 
@@ -181,13 +183,24 @@ pub(super) async fn handle(
         push: settings.push.is_some(),
     };
     *trace = span.context();
-    let decided = decode(asked.call.size(), || decide(method, &asked, agent, fresh)).await;
-    let answered = match decided {
-        Ok(decision) => perform(settings, &asked, decision, &mut span, trace).await,
-        Err(error) => Err(error),
+    let sends = matches!(method, Method::SendMessage | Method::SendStreamingMessage);
+    let structured = if sends { structured::read(&asked).transpose() } else { None };
+    let is_structured = structured.is_some();
+    let answered = match structured {
+        // Boxed: a command may be another method.
+        Some(Ok(asks)) => Box::pin(structured::perform(settings, &asked, asks, method, trace)).await,
+        Some(Err(error)) => Err(error),
+        None => match decode(asked.call.size(), || decide(method, &asked, agent, fresh)).await {
+            Ok(decision) => perform(settings, &asked, decision, &mut span, trace).await,
+            Err(error) => Err(error),
+        },
     };
     if let Err(error) = &answered {
         span.fail(error.reason, &error.message);
+    }
+    if method.changes() && !is_structured {
+        let outcome = answered.as_ref().err().map_or("ok", |error| error.reason);
+        auth::audit::method(&asked.caller, &asked.call.method, outcome, trace);
     }
     answered
 }
@@ -206,6 +219,21 @@ pub(super) enum Method {
 }
 
 impl Method {
+    /// Whether it may change something.
+    fn changes(self) -> bool {
+        match self {
+            Method::SendMessage
+            | Method::SendStreamingMessage
+            | Method::CancelTask
+            | Method::PushConfig(PushMethod::Create | PushMethod::Delete) => true,
+            Method::GetTask
+            | Method::ListTasks
+            | Method::SubscribeToTask
+            | Method::PushConfig(PushMethod::Get | PushMethod::List)
+            | Method::GetExtendedAgentCard => false,
+        }
+    }
+
     pub(super) fn named(name: &str) -> Result<Self, WireError> {
         use a2a::methods;
         Ok(match name {
@@ -332,6 +360,7 @@ fn command(request: SendRequest, caller: &Caller, agent: AgentName, fresh: Fresh
         deadline_ms: caller.deadline_ms,
         trace: fresh.trace,
         most_open: fresh.most_open,
+        labels: caller.standing.labels.as_ref().clone(),
         agent,
         message,
     })))
@@ -408,14 +437,14 @@ async fn perform(
             describe(span, &settings.cluster, task);
             let found = found.ok_or_else(|| WireError::unknown_task(&task.to_string()))?;
             *trace = found.trace;
-            blobs::shown(settings, convert::task(&found, view)).await.map(Outcome::Answer)
+            blobs::shown(settings, shown_to(principal, &found, view)).await.map(Outcome::Answer)
         }
         Decision::Reply(Query::Later { task, view, after, patience }) => {
             span.set(names::A2A_TASK_ID, task.to_string());
             let found = later(settings, principal, task, after, patience).await?;
             describe(span, &settings.cluster, task);
             *trace = found.trace;
-            blobs::shown(settings, convert::task(&found, view)).await.map(Outcome::Answer)
+            blobs::shown(settings, shown_to(principal, &found, view)).await.map(Outcome::Answer)
         }
         Decision::Reply(Query::List(request, consistency)) => {
             let view = TaskView { history: request.history_length, artifacts: request.include_artifacts, annotated };
@@ -443,6 +472,12 @@ async fn perform(
             cards::extended(settings, agent, &asked.caller).map(Outcome::Answer)
         }
     }
+}
+
+/// A task as its reader sees it: an operator also sees whom it is for, as the configuration says.
+fn shown_to(principal: &Principal, task: &Task, view: TaskView) -> Answer {
+    let answer = convert::task(task, view);
+    if principal.is_operator() { answer.labelled(&task.labels) } else { answer }
 }
 
 /// A page of nobody's tasks says that there is no such agent, unless it had tasks.
@@ -559,7 +594,7 @@ fn stream(
 }
 
 /// A place for a stream, before anything is done for it.
-fn place(settings: &A2aSettings, asked: &Asked<'_>) -> Result<StreamPlace, WireError> {
+pub(super) fn place(settings: &A2aSettings, asked: &Asked<'_>) -> Result<StreamPlace, WireError> {
     settings.auth.stream(&asked.caller).map_err(|refusal| refusal.to_wire())
 }
 

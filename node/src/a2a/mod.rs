@@ -16,6 +16,7 @@ mod call;
 mod card_signer;
 mod cards;
 mod chain;
+pub(crate) mod commands;
 mod extensions;
 mod grpc;
 mod handler;
@@ -26,6 +27,7 @@ pub mod principal;
 mod push;
 mod rest;
 mod stream;
+mod structured;
 pub mod unix;
 mod visitor;
 
@@ -76,6 +78,8 @@ pub struct A2aSettings {
     pub push: Option<Arc<EgressPolicy>>,
     /// What cards are signed with, if they are.
     pub card_signer: Option<CardSigner>,
+    /// The routes of the operator API, behind what says who may: commands are carried out there.
+    pub api: Router,
     /// Canceled when the node begins to stop: streams end, so that their clients go on elsewhere, and waits answer.
     pub stopping: CancellationToken,
 }
@@ -185,7 +189,8 @@ struct Exchanged {
 async fn exchange(shared: &Shared, asking: Asking<'_>, caller: Caller, received: Result<Call, WireError>) -> Exchanged {
     let (mut span, metadata_trace) = transport_span(&asking, received.as_ref().ok());
     let Asking { parts, agent, binding, .. } = asking;
-    let active = Active::named_in(&parts.headers);
+    let named = Active::named_in(&parts.headers);
+    let active = if shared.door == Door::Peer { named.of_agents() } else { named };
     let mut trace = span.context();
     let received = received.and_then(|call| Ok((Condition::of(active, &call, &parts.headers)?, call)));
     let result = match received {
@@ -198,6 +203,7 @@ async fn exchange(shared: &Shared, asking: Asking<'_>, caller: Caller, received:
                 last_event_id: last_event_id(parts),
                 consistency: consistency(parts),
                 active,
+                door: shared.door,
                 condition,
                 http: span.context(),
             };

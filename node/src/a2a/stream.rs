@@ -30,7 +30,7 @@ use towline_a2a::{
 use towline_cluster::TaskWatch;
 use towline_core::{Event, EventKind, Part, Principal, Record, Task, TaskId, TaskState};
 
-use super::{A2aSettings, Binding, blobs, jsonrpc::envelope, visitor};
+use super::{A2aSettings, Binding, blobs, jsonrpc::envelope, structured::FeedStream, visitor};
 use crate::auth::StreamPlace;
 
 /// How often a silent stream shows that it is alive, so that proxies and clients do not take it for dead.
@@ -130,6 +130,8 @@ pub(super) struct TaskStream {
 pub(super) enum Item {
     /// An event, or the task as it stands, and the index of the last event in it.
     Event(u64, Value),
+    /// Something that is no place to go on from.
+    Unnumbered(Value),
     /// It is alive, and has nothing to say.
     Silence,
 }
@@ -272,11 +274,40 @@ impl TaskStream {
     }
 }
 
-impl IntoResponse for TaskStream {
+/// What is streamed.
+pub(super) enum Streamed {
+    /// A task.
+    Task(Box<TaskStream>),
+    /// The events of the cluster.
+    Feed(Box<FeedStream>),
+    /// One answer, to who asked for a stream.
+    Once(Option<Value>, Binding),
+}
+
+impl Streamed {
+    /// What it says next; none at the end.
+    pub(super) async fn next(&mut self) -> Option<Item> {
+        match self {
+            Streamed::Task(stream) => stream.next().await,
+            Streamed::Feed(stream) => stream.next().await,
+            Streamed::Once(answer, _) => answer.take().map(Item::Unnumbered),
+        }
+    }
+
+    fn binding(&self) -> &Binding {
+        match self {
+            Streamed::Task(stream) => &stream.binding,
+            Streamed::Feed(stream) => stream.binding(),
+            Streamed::Once(_, binding) => binding,
+        }
+    }
+}
+
+impl IntoResponse for Streamed {
     fn into_response(self) -> Response {
         let frames = futures::stream::unfold(self, |mut stream| async move {
             let item = stream.next().await?;
-            let bytes = frame(&stream.binding, item);
+            let bytes = frame(stream.binding(), item);
             Some((Ok::<_, std::convert::Infallible>(bytes), stream))
         });
         let headers = [
@@ -358,12 +389,19 @@ fn encoded(index: u64, answer: &Answer) -> Option<Item> {
 
 /// One server-sent event. JSON text has no line breaks, so its data is one line.
 fn frame(binding: &Binding, item: Item) -> Bytes {
-    let (index, data) = match (item, binding) {
-        (Item::Silence, _) => return Bytes::from_static(b": keep-alive\n\n"),
-        (Item::Event(index, event), Binding::JsonRpc { id }) => (index, envelope(id.clone(), "result", event)),
-        (Item::Event(index, event), Binding::HttpJson | Binding::Grpc) => (index, event),
+    let (index, event) = match item {
+        Item::Silence => return Bytes::from_static(b": keep-alive\n\n"),
+        Item::Event(index, event) => (Some(index), event),
+        Item::Unnumbered(event) => (None, event),
     };
-    Bytes::from(format!("id: {index}\ndata: {data}\n\n"))
+    let data = match binding {
+        Binding::JsonRpc { id } => envelope(id.clone(), "result", event),
+        Binding::HttpJson | Binding::Grpc => event,
+    };
+    match index {
+        Some(index) => Bytes::from(format!("id: {index}\ndata: {data}\n\n")),
+        None => Bytes::from(format!("data: {data}\n\n")),
+    }
 }
 
 #[cfg(test)]

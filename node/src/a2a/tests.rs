@@ -472,6 +472,7 @@ impl Node {
             auth: Arc::clone(&auth),
             ready: true.into(),
             sign_ins: crate::sign_in::SignIns::new(handle.clone(), Default::default(), url.clone()),
+            stopping: stopping.clone(),
         });
         let settings = Arc::new(A2aSettings {
             cluster: handle,
@@ -482,6 +483,7 @@ impl Node {
             auth,
             push,
             card_signer: None,
+            api: crate::api::for_known(Arc::clone(&api)),
             stopping: stopping.clone(),
         });
         let router = router(settings, Door::Public).merge(crate::api::router(api));
@@ -501,6 +503,7 @@ impl Node {
             auth: Arc::new(Auth::new(AuthSettings::default(), ([127, 0, 0, 1], 0).into(), &self.url).unwrap()),
             push: None,
             card_signer: None,
+            api: axum::Router::new(),
             stopping: self.stopping.clone(),
         });
         let body = serde_json::json!({ "jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {} }).to_string();

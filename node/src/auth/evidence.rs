@@ -19,7 +19,7 @@ use std::{
 };
 
 use http::{Extensions, HeaderMap, header};
-use towline_core::Principal;
+use towline_core::{Labels, Principal};
 
 use super::{
     Auth, Standing,
@@ -98,7 +98,8 @@ impl Auth {
         match known {
             Known::Session { principal, id } => {
                 let permits = principal.role().map_or(Permits::NONE, |role| Permits::of(role, &[]));
-                let standing = Standing { permits, session: Some(id.into()), labels: Arc::default(), until: None };
+                let labels = self.labels_of(&principal);
+                let standing = Standing { permits, session: Some(id.into()), labels, until: None };
                 return Ok(Some(Caller::new(principal, standing)));
             }
             Known::Foreign if !self.checks_bearers() => return Ok(None),
@@ -110,6 +111,13 @@ impl Auth {
         }
         let counted = source.map_or(Ok(()), |source| self.limiter.failed(source, Instant::now()));
         Err(counted.map_or_else(|wait| Refusal::Guessing { wait }, |()| Refusal::Failed))
+    }
+
+    /// What the configuration says of somebody who is signed in: the labels of the rule with the same id, if there is one.
+    fn labels_of(&self, principal: &Principal) -> Arc<Labels> {
+        let Principal::Named { id, .. } = principal else { return Arc::default() };
+        let rule = self.rules.iter().find(|rule| rule.id == id.as_str());
+        rule.map(|rule| Arc::clone(&rule.labels)).unwrap_or_default()
     }
 
     async fn of_checked_bearer(&self, bearer: &str) -> Result<Option<Caller>, Refusal> {

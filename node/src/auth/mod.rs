@@ -9,6 +9,7 @@
 //! request is its head and its connection. `gate` is a layer of the public routes, so that one that is added is behind it; the
 //! agent cards and the probes are open and stand beside it.
 
+pub(crate) mod audit;
 mod browser;
 pub(crate) mod card;
 mod certificate;
@@ -51,9 +52,9 @@ pub(crate) use browser::is_of_another_site;
 pub(crate) use evidence::KernelVouches;
 pub(crate) use jwt::{Algorithm, Expected};
 pub use keys::JwtSettings;
-pub(crate) use operations::{Grant, Permits};
 #[cfg(test)]
-pub(crate) use operations::{OPERATIONS, Way};
+pub(crate) use operations::OPERATIONS;
+pub(crate) use operations::{Grant, Permits, Way};
 pub(crate) use rates::{DEFAULT_REQUESTS_PER_SECOND, DEFAULT_STREAMS, StreamPlace};
 pub(crate) use recent::Recent;
 pub(crate) use refusal::{Refusal, Style};
@@ -267,7 +268,13 @@ pub(crate) async fn authorize(request: Request, next: Next) -> Response {
         return Refusal::Nobody.answer(Style::of(&request));
     };
     if caller.standing.permits.route(request.method(), &path) {
-        return next.run(request).await;
+        let reads = request.method().is_safe();
+        let changed_by = (!reads).then(|| (caller.clone(), operations::of_route(request.method(), &path)));
+        let response = next.run(request).await;
+        if let Some((caller, operation)) = changed_by {
+            audit::route(&caller, operation.unwrap_or("unknown"), response.status());
+        }
+        return response;
     }
     let what = format!("{} {path}", request.method());
     Refusal::NotAllowed { who: caller.principal.to_string(), what }.answer(Style::of(&request))

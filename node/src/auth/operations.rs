@@ -49,7 +49,7 @@ const fn operation(name: &'static str, floor: Floor, ways: &'static [Way]) -> Op
 }
 
 /// All operations.
-pub(crate) static OPERATIONS: [Operation; 36] = [
+pub(crate) static OPERATIONS: [Operation; 37] = [
     operation("message.send", Everybody, &[Method(a2a::methods::SEND_MESSAGE)]),
     operation("message.stream", Everybody, &[Method(a2a::methods::SEND_STREAMING_MESSAGE)]),
     operation("task.get", Everybody, &[Method(a2a::methods::GET_TASK)]),
@@ -115,7 +115,19 @@ pub(crate) static OPERATIONS: [Operation; 36] = [
         OperatorOnly,
         &[Route("DELETE", "/api/v1/auth/sessions/{id}"), Route("POST", "/api/v1/auth/sessions/revoke")],
     ),
+    operation("events.read", Everybody, &[Route("GET", "/api/v1/events")]),
 ];
+
+/// The name of what a method asks for.
+pub(super) fn of_method(name: &str) -> Option<&'static str> {
+    place_of(|way| matches!(way, Method(method) if *method == name)).map(|place| OPERATIONS[place].name)
+}
+
+/// The name of what a path asks for with a verb.
+pub(super) fn of_route(verb: &http::Method, path: &str) -> Option<&'static str> {
+    let is_way = |way: &Way| matches!(way, Route(method, route) if *method == verb.as_str() && is_on(route, path));
+    place_of(is_way).map(|place| OPERATIONS[place].name)
+}
 
 /// The place of the operation that a way asks for.
 fn place_of(is_way: impl Fn(&Way) -> bool) -> Option<usize> {

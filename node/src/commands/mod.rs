@@ -8,6 +8,7 @@ mod cluster;
 mod completion;
 mod context;
 mod contexts;
+mod events;
 mod follow;
 mod init;
 mod mcp;
@@ -83,6 +84,7 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
         Command::Agent(command) => agent::run(command, &Client::new(global)?, output).await,
         Command::Peer(command) => peer::run(command, &Client::new(global)?, output).await,
         Command::Cluster(command) => cluster::run(command, &Client::new(global)?, output).await,
+        Command::Events(args) => events::run(args, &Client::new(global)?, output).await,
         Command::Mcp(command) => mcp::run(&command, &Client::new(global)?, output).await,
         Command::Auth(command) => sign_in::run(command, &Client::new(global)?, output).await,
         Command::Node(_) | Command::Init(_) | Command::Validate(_) | Command::Completion(_) | Command::Context(_) => {

@@ -56,6 +56,7 @@ fn with_task() -> (State, TaskId) {
         deadline_ms: None,
         trace: towline_core::TraceContext { trace_id: TRACE, span_id: 11, sampled: true },
         most_open: None,
+        labels: towline_core::Labels::new(),
     };
     let node = || Principal::Node(NodeId(1));
     for (index, (by, command)) in

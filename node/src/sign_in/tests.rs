@@ -168,6 +168,38 @@ async fn a_revocation_closes_streams_and_refuses_requests_that_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revocation_closes_the_events_of_the_cluster_and_is_told_to_the_operator() {
+    let node = Node::start(ON).await;
+    let granted = node.signed_in("ada", "user", None).await;
+    let follow = |token: &str| node.http.get(format!("{}/api/v1/events?follow=true", node.url)).bearer_auth(token);
+    let hers = follow(granted["access_token"].as_str().unwrap()).send().await.unwrap();
+    let operators = follow(&node.operator).send().await.unwrap();
+    assert_eq!((hers.status().as_u16(), operators.status().as_u16()), (200, 200));
+    let (mut hers, mut operators) = (hers.bytes_stream(), operators.bytes_stream());
+
+    let session = granted["session"].as_str().unwrap();
+    assert_eq!(node.delete(&format!("/api/v1/auth/sessions/{session}")).await.0, 200);
+    let mut heard = String::new();
+    timeout(PATIENCE, async {
+        while let Some(Ok(piece)) = hers.next().await {
+            heard.push_str(&String::from_utf8_lossy(&piece));
+        }
+    })
+    .await
+    .expect("the stream ends");
+    assert!(!heard.contains(session), "what is not hers she does not hear: {heard}");
+    let mut heard = String::new();
+    timeout(PATIENCE, async {
+        while !(heard.contains("session.revoked") && heard.contains(session)) {
+            heard.push_str(&String::from_utf8_lossy(&operators.next().await.unwrap().unwrap()));
+        }
+    })
+    .await
+    .expect("it is told");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_that_is_used_is_noted_as_such() {
     let node = Node::start(ON).await;
     let granted = node.signed_in("ada", "user", None).await;
@@ -364,24 +396,26 @@ impl Node {
         let auth_settings = AuthSettings { device_grant: settings, ..AuthSettings::default() };
         let auth = Arc::new(Auth::new(auth_settings, ([127, 0, 0, 1], 0).into(), &url).unwrap());
         auth.attach(Arc::clone(&sign_ins) as Arc<dyn Sessions>);
+        let api = Arc::new(Api {
+            cluster: cluster.handle(),
+            mesh: tokio::sync::Mutex::new(None),
+            public_url: url.clone(),
+            auth: Arc::clone(&auth),
+            ready: AtomicBool::new(true),
+            sign_ins: Arc::clone(&sign_ins),
+            stopping: stopping.clone(),
+        });
         let a2a_settings = Arc::new(A2aSettings {
             cluster: cluster.handle(),
             front_door: "reader".parse().unwrap(),
             public_url: url.clone(),
             version: "0".into(),
             most_open: None,
-            auth: Arc::clone(&auth),
+            auth,
             push: None,
             card_signer: None,
+            api: api::for_known(Arc::clone(&api)),
             stopping: stopping.clone(),
-        });
-        let api = Arc::new(Api {
-            cluster: cluster.handle(),
-            mesh: tokio::sync::Mutex::new(None),
-            public_url: url.clone(),
-            auth,
-            ready: AtomicBool::new(true),
-            sign_ins: Arc::clone(&sign_ins),
         });
         let router: Router = a2a::router(a2a_settings, Door::Public)
             .merge(api::router(api))

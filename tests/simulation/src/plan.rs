@@ -88,5 +88,6 @@ pub fn submission(message: Message, prefer: NodeId, parent: Option<ParentLink>) 
         deadline_ms: None,
         trace: TraceContext { trace_id: 1, span_id: 2, sampled: false },
         most_open: None,
+        labels: towline_core::Labels::new(),
     }
 }

@@ -3,8 +3,8 @@
 use a2a_pb::protojson_conv::{self, ProtoJsonPayload};
 use serde_json::{Map, Value, json};
 use towline_core::{
-    AgentSpec, Artifact, ContextId, Event, EventKind, Message, Metadata, Part, Task, TaskId, TaskPage, TaskState,
-    TaskStatus, Timestamp,
+    AgentSpec, Artifact, ContextId, Event, EventKind, Labels, Message, Metadata, Part, Task, TaskId, TaskPage,
+    TaskState, TaskStatus, Timestamp,
 };
 
 use super::annotations::annotations;
@@ -13,8 +13,8 @@ use super::{
     with_integers, with_sorted_maps,
 };
 use crate::{
-    AGENT_KEY, ANNOTATIONS_KEY, ASKED_OF_KEY, GENERATION_KEY, OUTSIDE_INPUT_KEY, PROTOCOL_VERSION, REPLY_KEY,
-    SendOptions, TRACE_KEY, WireError,
+    AGENT_KEY, ANNOTATIONS_KEY, ASKED_OF_KEY, GENERATION_KEY, LABELS_KEY, OUTSIDE_INPUT_KEY, PROTOCOL_VERSION,
+    REPLY_KEY, SendOptions, TRACE_KEY, WireError,
 };
 
 /// How much of a task is shown.
@@ -26,6 +26,19 @@ pub struct TaskView {
     pub artifacts: bool,
     /// Whether the metadata says where the task stands inside the mesh.
     pub annotated: bool,
+}
+
+impl Answer {
+    /// The same, with what the configuration said of whom the task is for.
+    #[must_use]
+    pub fn labelled(mut self, labels: &Labels) -> Self {
+        if let Answer::Task(task) = &mut self
+            && !labels.is_empty()
+        {
+            task.metadata.insert(LABELS_KEY.to_owned(), json!(labels));
+        }
+        self
+    }
 }
 
 impl TaskView {

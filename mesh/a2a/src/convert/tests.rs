@@ -354,6 +354,7 @@ fn state_with_task(parts: Vec<Part>) -> (State, TaskId) {
                 deadline_ms: None,
                 trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
                 most_open: None,
+                labels: towline_core::Labels::new(),
             })),
         ),
     ];

@@ -20,6 +20,7 @@ impl WireError {
             reason::NOT_ALLOWED | reason::PERMISSION_DENIED => Code::PermissionDenied,
             reason::METHOD_NOT_FOUND => Code::Unimplemented,
             reason::TASK_GENERATION_MISMATCH => Code::Aborted,
+            reason::COMMAND_REFUSED => Code::FailedPrecondition,
             _ => match self.code {
                 error_code::TASK_NOT_FOUND => Code::NotFound,
                 error_code::TASK_NOT_CANCELABLE

@@ -128,6 +128,7 @@ impl History {
             hop: 0,
             deadline_ms: None,
             most_open: None,
+            labels: towline_core::Labels::new(),
             trace: span,
         };
         self.apply(Principal::Operator, Command::Submit(Box::new(submission)))?;

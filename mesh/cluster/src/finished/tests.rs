@@ -282,6 +282,7 @@ impl World {
             deadline_ms: None,
             trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
             most_open: None,
+            labels: towline_core::Labels::new(),
         };
         self.apply(Principal::Operator, Command::Submit(Box::new(submission)));
         self.apply(Principal::Operator, Command::Cancel { task });

@@ -27,7 +27,7 @@ use crate::wire::{LoggedProposal, WireError};
 pub use log_store::LogStore;
 pub use snapshot_file::{SnapshotError, SnapshotFile};
 pub(crate) use state_machine::{After, FedError, Portion, Replica};
-pub use state_machine::{StateMachine, StateView, TaskWatch};
+pub use state_machine::{FeedEntry, FeedGone, FeedPage, StateMachine, StateView, TaskWatch};
 
 openraft::declare_raft_types!(
     /// The types of Towline's Raft group.

@@ -23,6 +23,7 @@ use openraft::{
 use tokio::sync::{broadcast, oneshot, watch};
 use towline_core::{Command, Effect, Principal, Proposal, Stamp, State, Task, TaskId, Timestamp, VShard};
 
+mod feed;
 mod recent;
 mod replica;
 
@@ -37,6 +38,8 @@ use crate::{
     wire::WireError,
 };
 
+use feed::Feed;
+pub use feed::{FeedEntry, FeedGone, FeedPage};
 use recent::Recent;
 pub(crate) use recent::{After, Portion};
 pub(crate) use replica::{FedError, Replica};
@@ -81,6 +84,8 @@ struct Shared {
     held: watch::Sender<bool>,
     /// What was applied last, for nodes that this one feeds.
     recent: Recent,
+    /// What happened last, for readers of the cluster's events.
+    feed: Feed,
 }
 
 #[derive(Clone, Default)]
@@ -153,7 +158,8 @@ impl Decoded {
 }
 
 impl AppliedState {
-    fn apply(&mut self, Decoded { log_id, change }: Decoded) -> ApplyResponse {
+    /// Applies one entry, and puts what happened by it behind what was told.
+    fn apply(&mut self, Decoded { log_id, change }: Decoded, told: &mut Vec<FeedEntry>) -> ApplyResponse {
         self.last = Some(log_id);
         let index = log_id.index;
         let outcome = match change {
@@ -162,7 +168,13 @@ impl AppliedState {
                 self.membership = RaftStoredMembership::new(Some(log_id), membership);
                 None
             }
-            Change::State(at, proposal) => Some(self.state.apply(*proposal, Stamp { index, at })),
+            Change::State(at, proposal) => {
+                let (outcome, happened) = self.state.apply_and_tell(*proposal, Stamp { index, at });
+                if !happened.is_empty() {
+                    told.push(FeedEntry { index, at: self.state.last().at, happened });
+                }
+                Some(outcome)
+            }
         };
         ApplyResponse { index, outcome }
     }
@@ -203,6 +215,7 @@ impl StateMachine {
             #[cfg(feature = "kill-points")]
             held: watch::Sender::new(false),
             recent,
+            feed: Feed::behind(index),
         });
         Ok((StateMachine(shared.clone()), StateView(shared)))
     }
@@ -294,6 +307,21 @@ impl StateView {
         self.0.held.send_replace(held);
     }
 
+    /// What happened behind an entry, at most `most` entries of it.
+    ///
+    /// # Errors
+    /// When that is not kept here any more.
+    pub(crate) fn feed(&self, after: u64, most: usize) -> Result<FeedPage, FeedGone> {
+        // Before the entries are looked at: what is applied by then is among them.
+        let applied = *self.0.index.borrow();
+        self.0.feed.page(after, applied, most)
+    }
+
+    /// Index of the last entry by which something happened, as it is applied here.
+    pub(crate) fn feed_changes(&self) -> watch::Receiver<u64> {
+        self.0.feed.changes()
+    }
+
     /// Wakes on each change of a task from here on.
     pub fn watch_task(&self, task: TaskId) -> TaskWatch {
         self.0.watched.watch(task)
@@ -314,20 +342,21 @@ impl Shared {
         let kept = self.recent.copy_if_wanted(&entries);
         let decoded = entries.into_iter().map(Decoded::of).collect::<io::Result<Vec<_>>>()?;
         let may_change_members = decoded.iter().any(Decoded::may_change_members);
-        let (mut responses, mut together) = (Vec::new(), Vec::new());
+        let (mut responses, mut together, mut told) = (Vec::new(), Vec::new(), Vec::new());
         for entry in decoded {
             if entry.moves_records() {
-                self.apply_together(std::mem::take(&mut together), &mut responses);
-                responses.push(self.apply_and_move(entry));
+                self.apply_together(std::mem::take(&mut together), &mut responses, &mut told);
+                responses.push(self.apply_and_move(entry, &mut told));
             } else {
                 together.push(entry);
             }
         }
-        self.apply_together(together, &mut responses);
+        self.apply_together(together, &mut responses, &mut told);
         if may_change_members {
             self.recent.look(&self.read().state);
         }
         self.recent.keep(kept);
+        self.feed.keep(told);
         if let Some(last) = responses.last() {
             self.reached(last.index);
         }
@@ -339,16 +368,16 @@ impl Shared {
         Ok(responses)
     }
 
-    fn apply_together(&self, entries: Vec<Decoded>, responses: &mut Vec<ApplyResponse>) {
+    fn apply_together(&self, entries: Vec<Decoded>, responses: &mut Vec<ApplyResponse>, told: &mut Vec<FeedEntry>) {
         if !entries.is_empty() {
             let mut applied = self.write();
-            responses.extend(entries.into_iter().map(|entry| applied.apply(entry)));
+            responses.extend(entries.into_iter().map(|entry| applied.apply(entry, told)));
         }
     }
 
     /// Records are in the archive before they leave the state, and as long as it knows their tasks: so a reader that finds
     /// one in neither is told of a task that is swept.
-    fn apply_and_move(&self, entry: Decoded) -> ApplyResponse {
+    fn apply_and_move(&self, entry: Decoded, told: &mut Vec<FeedEntry>) -> ApplyResponse {
         let _moving = self.finished.moving();
         let (archived, swept) = {
             let state = &self.read().state;
@@ -358,7 +387,7 @@ impl Shared {
         self.finished.put(archived);
         let (response, swept) = {
             let mut applied = self.write();
-            let response = applied.apply(entry);
+            let response = applied.apply(entry, told);
             let is_gone = |id: &TaskId| !applied.state.knows_task(*id);
             (response, swept.into_iter().filter(is_gone).collect::<Vec<_>>())
         };
@@ -404,6 +433,7 @@ impl Shared {
             let effects = changes(&applied.state, &state);
             *applied = AppliedState { last: meta.last_log_id, membership: meta.last_membership.clone(), state };
             self.recent.look(&applied.state);
+            self.feed.begin_behind(meta.last_log_id.map_or(0, |last| last.index));
             effects
         };
         let index = meta.last_log_id.map_or(0, |log_id| log_id.index);

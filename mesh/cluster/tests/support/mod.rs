@@ -292,6 +292,7 @@ pub fn submit(task: TaskId, prefer: NodeId) -> Proposal {
         deadline_ms: None,
         trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
         most_open: None,
+        labels: towline_core::Labels::new(),
     };
     Proposal { by: Principal::Operator, command: Command::Submit(Box::new(submission)) }
 }

@@ -281,6 +281,7 @@ pub fn submission(number: u64, agent: &str, prefer: u64, message: Message) -> Su
         deadline_ms: None,
         trace: span(number),
         most_open: None,
+        labels: Labels::new(),
     }
 }
 

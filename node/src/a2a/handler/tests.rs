@@ -218,6 +218,7 @@ fn a_generation_makes_a_read_wait_and_a_command_conditional() {
 
 fn asked(method: &str, params: Value) -> Asked<'static> {
     Asked {
+        door: Door::Public,
         agent: None,
         caller: Caller::new(Principal::Operator, Standing::unlimited()),
         binding: Binding::JsonRpc { id: json!(1) },

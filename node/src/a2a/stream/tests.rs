@@ -203,6 +203,7 @@ impl Running {
                 deadline_ms: None,
                 trace: TraceContext { trace_id: 1, span_id: 2, sampled: true },
                 most_open: None,
+                labels: towline_core::Labels::new(),
             })),
         );
         running.report(vec![OwnerWord::TurnStarted { span: TraceContext { trace_id: 1, span_id: 3, sampled: true } }]);

@@ -7,7 +7,7 @@ use super::{
     bindings::{ALL, Client, Spoken},
     *,
 };
-use crate::a2a::extensions::{ANNOTATIONS, GENERATION};
+use crate::a2a::extensions::{ANNOTATIONS, COMMAND, EVENTS, GENERATION};
 
 /// Every operation, with parameters that it would take.
 fn operations(task: &str) -> [(&'static str, Value); 11] {
@@ -271,7 +271,7 @@ async fn a_page_may_read_cards_and_nothing_else() {
             .iter()
             .filter_map(|one| one["uri"].as_str())
             .collect();
-        assert_eq!(declared, [GENERATION, ANNOTATIONS], "{path}");
+        assert_eq!(declared, [GENERATION, ANNOTATIONS, COMMAND, EVENTS], "{path}");
         let again = page(node.http.get(&url)).header("if-none-match", tag).send().await.unwrap();
         assert_eq!(again.status(), StatusCode::NOT_MODIFIED, "{path}");
         let asked = page(node.http.request(reqwest::Method::OPTIONS, &url)).send().await.unwrap();

@@ -11,7 +11,7 @@ use tokio::sync::{broadcast, watch};
 use towline_proto::v1;
 
 use super::{
-    APPLIED_TOGETHER, AppliedState, Arrivals, EFFECTS_KEPT, Recent, Shared, SnapshotFile, StateView, changes,
+    APPLIED_TOGETHER, AppliedState, Arrivals, EFFECTS_KEPT, Feed, Recent, Shared, SnapshotFile, StateView, changes,
     invalid_data,
 };
 use crate::{
@@ -53,6 +53,7 @@ impl Replica {
             #[cfg(feature = "kill-points")]
             held: watch::Sender::new(false),
             recent: Recent::default(),
+            feed: Feed::behind(0),
         });
         (Self(shared.clone()), StateView(shared))
     }
@@ -103,6 +104,7 @@ impl Replica {
                 let effects = changes(&applied.state, &state);
                 *applied = AppliedState { last: meta.last_log_id, membership: meta.last_membership, state };
                 shared.recent.look(&applied.state);
+                shared.feed.begin_behind(meta.last_log_id.map_or(0, |last| last.index));
                 effects
             };
             shared.reached(meta.last_log_id.map_or(0, |last| last.index));

@@ -77,6 +77,7 @@ impl Log {
             deadline_ms: None,
             trace: TRACE,
             most_open: None,
+            labels: crate::Labels::new(),
         };
         change(&mut submission);
         self.apply(Principal::Operator, Command::Submit(Box::new(submission))).map(|()| task)

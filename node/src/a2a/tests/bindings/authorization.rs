@@ -8,30 +8,30 @@ use super::*;
 
 /// Somebody who calls, by what is shown.
 #[derive(Debug, Clone, Copy)]
-struct Who {
-    token: Option<&'static str>,
-    id: &'static str,
-    role: Option<PrincipalRole>,
+pub(super) struct Who {
+    pub(super) token: Option<&'static str>,
+    pub(super) id: &'static str,
+    pub(super) role: Option<PrincipalRole>,
 }
 
-const OPERATOR: Who = who("the-token-of-root", "root", PrincipalRole::Operator);
-const ADA: Who = who("the-token-of-ada", "user:ada", PrincipalRole::User);
-const CI: Who = who("the-token-of-ci", "agent:ci", PrincipalRole::Agent);
-const GUEST: Who = who("the-token-of-a-guest", "guest", PrincipalRole::Anonymous);
-const NOBODY: Who = Who { token: None, id: "", role: None };
+pub(super) const OPERATOR: Who = who("the-token-of-root", "root", PrincipalRole::Operator);
+pub(super) const ADA: Who = who("the-token-of-ada", "user:ada", PrincipalRole::User);
+pub(super) const CI: Who = who("the-token-of-ci", "agent:ci", PrincipalRole::Agent);
+pub(super) const GUEST: Who = who("the-token-of-a-guest", "guest", PrincipalRole::Anonymous);
+pub(super) const NOBODY: Who = Who { token: None, id: "", role: None };
 /// Owns what is another's.
-const BOB: Who = who("the-token-of-bob", "user:bob", PrincipalRole::User);
+pub(super) const BOB: Who = who("the-token-of-bob", "user:bob", PrincipalRole::User);
 
 const fn who(token: &'static str, id: &'static str, role: PrincipalRole) -> Who {
     Who { token: Some(token), id, role: Some(role) }
 }
 
 impl Who {
-    fn principal(self) -> Principal {
+    pub(super) fn principal(self) -> Principal {
         Principal::Named { id: self.id.parse().unwrap(), role: self.role.unwrap() }
     }
 
-    fn permits(self) -> Permits {
+    pub(super) fn permits(self) -> Permits {
         self.role.map_or(Permits::NONE, |role| Permits::of(role, &[]))
     }
 }
@@ -46,7 +46,7 @@ enum Thing {
 
 const NOT_LET_IN: [&str; 2] = ["UNAUTHENTICATED", "PERMISSION_DENIED"];
 
-fn callers() -> AuthSettings {
+pub(super) fn callers() -> AuthSettings {
     let rules = [OPERATOR, ADA, CI, GUEST, BOB].map(|who| Rule {
         id: who.id.to_owned(),
         role: who.role.unwrap(),
@@ -151,7 +151,7 @@ async fn outcome(client: &Client<'_>, method: &str, task: &str) -> Result<(), St
     found.map_err(|(reason, _)| reason)
 }
 
-fn fresh() -> String {
+pub(super) fn fresh() -> String {
     uuid::Uuid::now_v7().to_string()
 }
 
@@ -170,6 +170,7 @@ impl Node {
             deadline_ms: None,
             trace: TraceContext { trace_id: 1, span_id: 2, sampled: false },
             most_open: None,
+            labels: towline_core::Labels::new(),
         };
         let command = Command::Submit(Box::new(submission));
         handle.propose(Proposal { by: who.principal(), command }, None).await.unwrap();
