@@ -247,6 +247,38 @@ pub enum PushCommand {
         /// Id of the task
         id: String,
     },
+    /// Sets a webhook up: its receiver is posted each event of the task, from how the task stands on
+    #[command(
+        after_help = "Examples:\n  towline task push create ID --url https://receiver.example/hook\n  towline task push create ID --url https://receiver.example/hook --id audit --hook-bearer-file ./bearer"
+    )]
+    Create(PushCreateArgs),
+    /// Takes a webhook away; one that is not there is no mistake
+    #[command(after_help = "Example:\n  towline task push delete ID audit")]
+    Delete {
+        /// Id of the task
+        id: String,
+        /// Id of the webhook, as `towline task push list` shows it
+        webhook: String,
+    },
+}
+
+/// `towline task push create`
+#[derive(Debug, Args)]
+pub struct PushCreateArgs {
+    /// Id of the task
+    pub id: String,
+    /// Where events are posted to
+    #[arg(long, value_name = "URL")]
+    pub url: String,
+    /// The name of the webhook in its task; the same again changes it. Without it, one is made out of the rest
+    #[arg(long = "id", value_name = "NAME")]
+    pub name: Option<String>,
+    /// A file with the token that each event brings, in the header X-A2A-Notification-Token
+    #[arg(long, value_name = "FILE")]
+    pub hook_token_file: Option<PathBuf>,
+    /// A file with the token by which the receiver lets us in, sent as Authorization: Bearer
+    #[arg(long, value_name = "FILE")]
+    pub hook_bearer_file: Option<PathBuf>,
 }
 
 /// `towline task resolve`

@@ -6,6 +6,7 @@
 mod binding;
 mod grpc;
 mod rest;
+mod webhooks;
 
 use std::time::Duration;
 

@@ -87,7 +87,7 @@ pub(crate) static OPERATIONS: [Operation; 33] = [
     operation("cluster.drain", OperatorOnly, &[Route("POST", "/api/v1/cluster/nodes/{node}/drain")]),
     operation("cluster.undrain", OperatorOnly, &[Route("POST", "/api/v1/cluster/nodes/{node}/undrain")]),
     operation("cluster.leader", OperatorOnly, &[Route("POST", "/api/v1/cluster/leader")]),
-    operation("push.list", OperatorOnly, &[Route("GET", "/api/v1/tasks/{id}/push")]),
+    operation("push.list", Everybody, &[Route("GET", "/api/v1/tasks/{id}/push")]),
     operation("push.totals", Granted, &[Route("GET", "/api/v1/push")]),
     operation("peer.list", Granted, &[Route("GET", "/api/v1/peers")]),
     operation("peer.add", OperatorOnly, &[Route("POST", "/api/v1/peers")]),
