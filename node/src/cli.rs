@@ -153,7 +153,7 @@ pub struct NodeArgs {
 /// `towline send`
 #[derive(Debug, Args)]
 pub struct SendArgs {
-    /// The agent, by its name in the mesh or by the URL of its A2A endpoint
+    /// The agent, by its name in the mesh or by the URL of its A2A endpoint: https://…, or unix:///PATH for a socket
     pub agent: String,
     /// What to say; `-` reads it from standard input
     #[arg(required_unless_present = "file")]
@@ -382,7 +382,8 @@ pub enum PeerCommand {
 pub struct PeerAddArgs {
     /// The name that it gets here
     pub name: String,
-    /// Where it is; may be given again: the next one is dialled when the first does not answer
+    /// Where it is (http://, https:// or unix:///PATH); may be given again: the next one is dialled when the first does not
+    /// answer
     #[arg(long, value_name = "URL", required = true)]
     pub url: Vec<String>,
     /// Name of the secret with its bearer token: an environment variable of each node, or a file in its folder of secrets

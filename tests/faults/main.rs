@@ -9,4 +9,5 @@ mod peer;
 mod push;
 mod push_urls;
 mod reports;
+mod sockets;
 mod trifecta;

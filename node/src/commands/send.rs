@@ -35,7 +35,7 @@ async fn send(
     span: &Span,
     output: &mut Output,
 ) -> Result<(), CliError> {
-    let endpoints = client.agent(&args.agent);
+    let endpoints = client.agent(&args.agent)?;
     // Who waits for the end reads the stream as well: it names the task at once, and goes on at another node.
     let streams = !args.asynchronous;
     let method = if streams { names::span::SEND_STREAMING_MESSAGE } else { names::span::SEND_MESSAGE };

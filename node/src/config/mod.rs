@@ -45,7 +45,7 @@ use section::{Context, Field, Section};
 use tree::Tree;
 
 use crate::auth::AuthSettings;
-pub(crate) use values::{duration, http_url, is_plain_remote, url_text};
+pub(crate) use values::{duration, http_url, is_plain_remote, peer_url, url_text};
 
 /// Largest configuration file: a hundred thousand agents fit.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
