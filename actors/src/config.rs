@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
-use towline_core::{AgentName, AgentSpec, Labels, OnAdoption, Peer, Placement};
+use towline_core::{AgentName, AgentSpec, Budget, Labels, OnAdoption, Peer, Placement};
 
 use crate::{PushConfig, traits::Traits};
 
@@ -21,6 +21,10 @@ pub struct MeshConfig {
     pub peers: Vec<PeerConfig>,
     /// How clients are told by webhooks; none where that is off.
     pub push: Option<PushConfig>,
+    /// What a task may spend that nobody of this mesh delegated, with all that it delegates.
+    pub task_budget: Budget,
+    /// How long such a task may take.
+    pub task_time: Option<Duration>,
 }
 
 /// One agent.

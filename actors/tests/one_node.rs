@@ -186,6 +186,7 @@ fn config() -> MeshConfig {
         agents: vec![agent],
         peers: vec![],
         push: None,
+        ..MeshConfig::default()
     }
 }
 

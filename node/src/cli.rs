@@ -69,7 +69,7 @@ pub enum Command {
     Node(NodeArgs),
     /// Sends a message to an agent and shows what comes of it
     #[command(
-        after_help = "Examples:\n  towline send surveyor \"Survey the first 5 text files.\"\n  towline send reader -f notes.md \"Report.\"\n  towline send reader --async -o json \"Read README.md and report.\"\n  towline send surveyor --task-id ID \"yes\"          # answers a question\n  git diff | towline send reader -f - \"Review.\""
+        after_help = "Examples:\n  towline send surveyor \"Survey the first 5 text files.\"\n  towline send reader -f notes.md \"Report.\"\n  towline send reader --async -o json \"Read README.md and report.\"\n  towline send surveyor --task-id ID \"yes\"          # answers a question\n  towline send reader --max-tokens 50000 --deadline 10m \"Report.\"\n  git diff | towline send reader -f - \"Review.\""
     )]
     Send(SendArgs),
     /// Tasks: look at them, follow them, end them
@@ -179,6 +179,15 @@ pub struct SendArgs {
     /// How long to wait, as in 30s or 5m; the task itself goes on
     #[arg(long, value_name = "DURATION", value_parser = crate::config::duration)]
     pub timeout: Option<std::time::Duration>,
+    /// How long the task may take, as in 30s or 5m: then it fails
+    #[arg(long, value_name = "DURATION", value_parser = crate::config::duration, conflicts_with = "task_id")]
+    pub deadline: Option<std::time::Duration>,
+    /// How many tokens of models the task may take, with all that it delegates: then it fails
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "task_id")]
+    pub max_tokens: Option<u64>,
+    /// How many steps it may take: model calls, tool calls and delegations
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "task_id")]
+    pub max_steps: Option<u64>,
 }
 
 /// `towline task …`

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::{
     AgentName, Artifact, Asked, Blob, BlobHash, ContextId, Doubt, Epoch, Event, EventKind, Intent, LateResult, Lease,
-    Message, Metadata, NodeId, Outcome, Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp,
+    Message, Metadata, NodeId, Outcome, Part, Principal, Rejection, Spent, Step, StepNo, StepRecord, TaskId, Timestamp,
     TraceContext,
     limits::{
         MAX_ARTIFACTS, MAX_CONTENT_BYTES, MAX_EVENTS_PER_TASK, MAX_OUTSIDE_REASON_CHARS, MAX_OUTSIDE_REASONS,
@@ -190,6 +190,9 @@ pub struct Task {
     /// Every blob that it names or has named, and its length.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub blobs: BTreeMap<BlobHash, u64>,
+    /// What the tasks that it delegated have spent, those that had a budget and have ended.
+    #[serde(default, skip_serializing_if = "Spent::is_nothing")]
+    pub spent_below: Spent,
 }
 
 impl Task {

@@ -178,7 +178,8 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let cards = cards::read(&mut root);
     root.finish();
     let permits = node.permits;
-    let mesh = MeshConfig { permits, models, servers, agents, peers, push: None };
+    let (task_budget, task_time) = (limits.task_budget(), limits.task_time);
+    let mesh = MeshConfig { permits, models, servers, agents, peers, push: None, task_budget, task_time };
     NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth, push, cards }
 }
 
