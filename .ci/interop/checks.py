@@ -13,6 +13,13 @@ class Checks:
         self.suite = suite
         self.passed = 0
         self.failed = 0
+        self.skipped = ""
+
+    def skip(self, why: str) -> None:
+        """The whole suite does not run."""
+        self.skipped = why
+        print(f"  SKIPPED {why}")
+        sys.stdout.flush()
 
     def that(self, what: str, holds: bool, detail: object = "") -> bool:
         if holds:
@@ -28,7 +35,8 @@ class Checks:
         return self.that(what, found == expected, f"expected {expected!r}, found {found!r}")
 
     def summary(self) -> str:
-        return f"{self.suite}: {self.passed} passed, {self.failed} failed"
+        ran = f"{self.suite}: {self.passed} passed, {self.failed} failed"
+        return f"{ran}, SKIPPED" if self.skipped else ran
 
 
 def wait_for(what: str, seconds: float, condition):

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
-use towline_core::{AgentName, AgentSpec, Labels, OnAdoption, Peer, Placement};
+use towline_core::{AgentName, AgentSpec, Budget, Labels, OnAdoption, Peer, Placement};
 
 use crate::{PushConfig, traits::Traits};
 
@@ -23,6 +23,10 @@ pub struct MeshConfig {
     pub push: Option<PushConfig>,
     /// How this node calls itself towards MCP servers; nothing if empty.
     pub instance: String,
+    /// What a task may spend that nobody of this mesh delegated, with all that it delegates.
+    pub task_budget: Budget,
+    /// How long such a task may take.
+    pub task_time: Option<Duration>,
 }
 
 /// One agent.

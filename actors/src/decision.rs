@@ -146,7 +146,7 @@ fn question(step: &Step, situation: &Situation<'_>) -> Option<Next> {
 }
 
 /// The calls of the last answer that have no step yet.
-fn pending_calls(journal: &[Step]) -> impl Iterator<Item = &ToolCall> {
+pub(crate) fn pending_calls(journal: &[Step]) -> impl Iterator<Item = &ToolCall> {
     let (calls, later) = match last_answer(journal) {
         Some((at, answer)) => (answer.calls.as_slice(), &journal[at + 1..]),
         None => (&[][..], &[][..]),

@@ -176,14 +176,15 @@ impl EgressPolicy {
         Ok(Target { url, named_only })
     }
 
-    /// Reads a URL and looks at where its name leads at the moment: for its registration.
+    /// Reads a URL and looks at where its name leads at the moment: for its registration. A host that the operator named may
+    /// lead anywhere, also nowhere yet.
     ///
     /// # Errors
     /// Why it is not dialled.
     pub async fn check(&self, text: &str) -> Result<Target, Refused> {
         let target = self.target(text)?;
-        if target.literal().is_none() {
-            let host = target.url.host_str().unwrap_or_default();
+        let host = target.url.host_str().unwrap_or_default();
+        if target.literal().is_none() && !self.names_host(host) {
             self.resolve(host, target.named_only).await?;
         }
         Ok(target)

@@ -4,10 +4,10 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
-use towline_a2a::{A2aClient, Binding, ClientError, RemoteCard, Terms};
+use towline_a2a::{A2aClient, Binding, ClientError, RemoteCard, SocketUrl, Terms};
 use towline_core::{Peer, PeerToken};
 
 use crate::{
@@ -28,6 +28,9 @@ const CARD_KEPT: Duration = Duration::from_secs(60);
 
 /// Most cards that are kept: one per URL of a peer that is dialled.
 const MAX_CARDS: usize = 1_000;
+
+/// Most sockets of this machine whose clients are kept: each is an agent beside this node.
+const MAX_SOCKETS: usize = 64;
 
 /// Limit of the reading of a card: it is a small file.
 const CARD_WITHIN: Duration = Duration::from_secs(5);
@@ -94,6 +97,16 @@ pub struct Dialler {
     http: reqwest::Client,
     /// Speaks HTTP/2 from the first byte: gRPC without TLS.
     http2: reqwest::Client,
+    /// Those of agents behind sockets of this machine, by the file.
+    sockets: Arc<Mutex<BTreeMap<PathBuf, reqwest::Client>>>,
+}
+
+/// Until a connection stands.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+fn builder() -> reqwest::ClientBuilder {
+    let builder = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT);
+    builder.redirect(reqwest::redirect::Policy::none()).tcp_nodelay(true)
 }
 
 impl Dialler {
@@ -102,15 +115,27 @@ impl Dialler {
     /// # Errors
     /// When TLS cannot be set up.
     pub fn new() -> Result<Self, reqwest::Error> {
-        /// Until a connection stands.
-        const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-        let builder = || {
-            reqwest::Client::builder()
-                .connect_timeout(CONNECT_TIMEOUT)
-                .redirect(reqwest::redirect::Policy::none())
-                .tcp_nodelay(true)
+        let http2 = builder().http2_prior_knowledge().build()?;
+        Ok(Self { http: builder().build()?, http2, sockets: Arc::default() })
+    }
+
+    /// The client that a URL is dialled with.
+    fn client_of(&self, url: &str) -> Result<reqwest::Client, String> {
+        let socket = match SocketUrl::parse(url) {
+            None => return Ok(self.http.clone()),
+            Some(socket) => socket?.socket().to_owned(),
         };
-        Ok(Self { http: builder().build()?, http2: builder().http2_prior_knowledge().build()? })
+        let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = sockets.get(&socket) {
+            return Ok(known.clone());
+        }
+        let made = builder().unix_socket(socket.as_path()).build();
+        let made = made.map_err(|error| format!("set up the client of {}: {error}", socket.display()))?;
+        if sockets.len() >= MAX_SOCKETS {
+            sockets.clear();
+        }
+        sockets.insert(socket, made.clone());
+        Ok(made)
     }
 
     /// A client of a URL of the peer, for its card, and for what it speaks where it shows none.
@@ -118,7 +143,7 @@ impl Dialler {
     /// # Errors
     /// When its token cannot be sent.
     pub fn bare(&self, peer: &PeerConfig, url: &str) -> Result<A2aClient, String> {
-        Self::authorized(A2aClient::new(self.http.clone(), url), peer)
+        Self::authorized(A2aClient::new(self.client_of(url)?, url), peer)
     }
 
     /// A client that speaks by the terms of its card.
@@ -127,8 +152,9 @@ impl Dialler {
     /// When its token cannot be sent.
     pub fn by_terms(&self, peer: &PeerConfig, terms: Terms) -> Result<A2aClient, String> {
         let is_plain = terms.url.starts_with("http://");
-        let http = if terms.binding == Binding::Grpc && is_plain { &self.http2 } else { &self.http };
-        let client = A2aClient::new(http.clone(), terms.url).over(terms.binding, terms.tenant);
+        let by_grpc = terms.binding == Binding::Grpc && is_plain;
+        let http = if by_grpc { self.http2.clone() } else { self.client_of(&terms.url)? };
+        let client = A2aClient::new(http, terms.url).over(terms.binding, terms.tenant);
         Self::authorized(client, peer)
     }
 

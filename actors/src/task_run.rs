@@ -11,6 +11,7 @@
 //! agent after a crash: everything it needs is in the journal. A delegation that crashes is started again with back-off, a
 //! few times per run; then its step fails.
 
+mod budget;
 mod calls;
 mod doubt;
 mod ending;
@@ -426,9 +427,11 @@ impl TaskRunState {
         self.outbox.push(OwnerWord::TurnStarted { span: self.turn_context });
         if self.give_up.is_none() && self.view.journal.is_empty() {
             let next = self.decide();
-            if next == Next::Think {
+            // What goes over the budget is said once the turn has begun.
+            let may_begin = self.over_budget(&next).is_none();
+            if may_begin && next == Next::Think {
                 self.think_next();
-            } else if next == Next::Relay {
+            } else if may_begin && next == Next::Relay {
                 self.relay();
             }
         }
@@ -505,8 +508,18 @@ impl TaskRunState {
         Ok(true)
     }
 
+    /// Milliseconds until the task's caller gives up, or the configuration does for it.
+    fn remaining_ms(&self) -> Option<u64> {
+        let longest = self.context.shared.config.task_time.filter(|_| !self.view.is_delegated);
+        let until = longest.map(|longest| {
+            let longest = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
+            self.view.created.0.saturating_add(longest).saturating_sub(self.view.now.0)
+        });
+        [until, self.view.remaining_ms()].into_iter().flatten().min()
+    }
+
     fn watch_deadline(&mut self) {
-        let Some(remaining) = self.view.remaining_ms() else { return };
+        let Some(remaining) = self.remaining_ms() else { return };
         let myself = self.myself.clone();
         self.deadline = Some(AbortOnDropHandle::new(tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(remaining)).await;
@@ -603,6 +616,10 @@ impl TaskRunState {
             }
             if next == Next::Wait {
                 self.give_permit_back();
+                return Ok(());
+            }
+            if let Some(reason) = self.over_budget(&next) {
+                self.finish(TaskState::Failed, Some(reason));
                 return Ok(());
             }
             self.follow(next).await?;
@@ -716,10 +733,17 @@ impl TaskRunState {
 
     fn call(&mut self, calls: &[ToolCall]) {
         self.toolbox.sent = sent_in(&self.view.journal);
+        let delegations = self.delegations_to_come();
         for (ahead, call) in calls.iter().enumerate() {
             let step = self.next_step(ahead);
             match self.toolbox.plan(call, self.id(), step) {
-                Planned::Do(intent) => self.start_step(step, intent),
+                Planned::Do(mut intent) => match self.grant(&mut intent, delegations) {
+                    Ok(()) => self.start_step(step, intent),
+                    Err(outcome) => {
+                        let refused = Intent::Refused { call_id: call.id.clone(), name: call.name.clone() };
+                        self.refuse(step, refused, outcome);
+                    }
+                },
                 Planned::Refuse(intent, outcome) => self.refuse(step, intent, outcome),
             }
         }

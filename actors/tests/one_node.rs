@@ -188,7 +188,7 @@ fn config() -> MeshConfig {
         agents: vec![agent],
         peers: vec![],
         push: None,
-        instance: String::new(),
+        ..MeshConfig::default()
     }
 }
 

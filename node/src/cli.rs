@@ -69,7 +69,7 @@ pub enum Command {
     Node(NodeArgs),
     /// Sends a message to an agent and shows what comes of it
     #[command(
-        after_help = "Examples:\n  towline send surveyor \"Survey the first 5 text files.\"\n  towline send reader -f notes.md \"Report.\"\n  towline send reader --async -o json \"Read README.md and report.\"\n  towline send surveyor --task-id ID \"yes\"          # answers a question\n  git diff | towline send reader -f - \"Review.\""
+        after_help = "Examples:\n  towline send surveyor \"Survey the first 5 text files.\"\n  towline send reader -f notes.md \"Report.\"\n  towline send reader --async -o json \"Read README.md and report.\"\n  towline send surveyor --task-id ID \"yes\"          # answers a question\n  towline send reader --max-tokens 50000 --deadline 10m \"Report.\"\n  git diff | towline send reader -f - \"Review.\""
     )]
     Send(SendArgs),
     /// Tasks: look at them, follow them, end them
@@ -158,7 +158,7 @@ pub struct NodeArgs {
 /// `towline send`
 #[derive(Debug, Args)]
 pub struct SendArgs {
-    /// The agent, by its name in the mesh or by the URL of its A2A endpoint
+    /// The agent, by its name in the mesh or by the URL of its A2A endpoint: https://…, or unix:///PATH for a socket
     pub agent: String,
     /// What to say; `-` reads it from standard input
     #[arg(required_unless_present = "file")]
@@ -184,6 +184,15 @@ pub struct SendArgs {
     /// How long to wait, as in 30s or 5m; the task itself goes on
     #[arg(long, value_name = "DURATION", value_parser = crate::config::duration)]
     pub timeout: Option<std::time::Duration>,
+    /// How long the task may take, as in 30s or 5m: then it fails
+    #[arg(long, value_name = "DURATION", value_parser = crate::config::duration, conflicts_with = "task_id")]
+    pub deadline: Option<std::time::Duration>,
+    /// How many tokens of models the task may take, with all that it delegates: then it fails
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "task_id")]
+    pub max_tokens: Option<u64>,
+    /// How many steps it may take: model calls, tool calls and delegations
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "task_id")]
+    pub max_steps: Option<u64>,
 }
 
 /// `towline task …`
@@ -252,6 +261,38 @@ pub enum PushCommand {
         /// Id of the task
         id: String,
     },
+    /// Sets a webhook up: its receiver is posted each event of the task, from how the task stands on
+    #[command(
+        after_help = "Examples:\n  towline task push create ID --url https://receiver.example/hook\n  towline task push create ID --url https://receiver.example/hook --id audit --hook-bearer-file ./bearer"
+    )]
+    Create(PushCreateArgs),
+    /// Takes a webhook away; one that is not there is no mistake
+    #[command(after_help = "Example:\n  towline task push delete ID audit")]
+    Delete {
+        /// Id of the task
+        id: String,
+        /// Id of the webhook, as `towline task push list` shows it
+        webhook: String,
+    },
+}
+
+/// `towline task push create`
+#[derive(Debug, Args)]
+pub struct PushCreateArgs {
+    /// Id of the task
+    pub id: String,
+    /// Where events are posted to
+    #[arg(long, value_name = "URL")]
+    pub url: String,
+    /// The name of the webhook in its task; the same again changes it. Without it, one is made out of the rest
+    #[arg(long = "id", value_name = "NAME")]
+    pub name: Option<String>,
+    /// A file with the token that each event brings, in the header X-A2A-Notification-Token
+    #[arg(long, value_name = "FILE")]
+    pub hook_token_file: Option<PathBuf>,
+    /// A file with the token by which the receiver lets us in, sent as Authorization: Bearer
+    #[arg(long, value_name = "FILE")]
+    pub hook_bearer_file: Option<PathBuf>,
 }
 
 /// `towline task resolve`
@@ -355,7 +396,8 @@ pub enum PeerCommand {
 pub struct PeerAddArgs {
     /// The name that it gets here
     pub name: String,
-    /// Where it is; may be given again: the next one is dialled when the first does not answer
+    /// Where it is (http://, https:// or unix:///PATH); may be given again: the next one is dialled when the first does not
+    /// answer
     #[arg(long, value_name = "URL", required = true)]
     pub url: Vec<String>,
     /// Name of the secret with its bearer token: an environment variable of each node, or a file in its folder of secrets

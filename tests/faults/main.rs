@@ -10,4 +10,5 @@ mod peer;
 mod push;
 mod push_urls;
 mod reports;
+mod sockets;
 mod trifecta;

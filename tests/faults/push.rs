@@ -4,14 +4,22 @@
 use serde_json::{Value, json};
 use std::time::Duration;
 use towline_tests::{
-    Answer, Call, Cluster, FakeModel, Gate, Observer, Plan, Takes, WebhookReceiver, eventually, run_cli, state_of,
-    text_message,
+    Answer, Call, Cluster, FakeModel, Gate, Observer, Plan, Takes, WebhookReceiver, eventually, run_cli, run_cli_in,
+    state_of, text_message,
 };
 
 const WORKER: &str = "\
 agents:
   - { name: worker, description: Says words., instruction: Say words., replicas: all }
 push: { enabled: true, allow: [127.0.0.1] }
+";
+
+/// Ada and Bob, by the tokens `the-token-of-ada` and `the-token-of-bob`.
+const TWO_USERS: &str = "\
+auth:
+  principals:
+    - { id: \"user:ada\", role: user, bearer: { sha256: 7dac292edbc1f082c8e2f3485f445396480972c0b282d9ecae47688f07754ecc } }
+    - { id: \"user:bob\", role: user, bearer: { sha256: 14c82be42a0227d2fa226bb66cf042033e52fcfc5e06a8f73a4df3ebfa689890 } }
 ";
 
 /// Longer than any first wait after a failure.
@@ -180,6 +188,58 @@ async fn a_receiver_that_never_answers_holds_up_neither_the_task_nor_the_webhook
     assert_eq!((&totals["webhooks"], &totals["dead"]), (&json!(3), &json!(1)), "{totals}");
     let done = worker.get(&task).await.unwrap();
     assert_eq!(state_of(&done), "TASK_STATE_COMPLETED");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_owner_of_a_task_sets_its_webhooks_up_sees_how_they_fare_and_takes_them_away() {
+    let receiver = WebhookReceiver::start(|_| Takes::Status(503)).await;
+    let never = Gate::closed();
+    let gate = never.clone();
+    let model = FakeModel::start(move |_| Answer::new().text("hm ").wait(&gate)).await;
+    let mut cluster = Cluster::start(Plan::one(model.config() + WORKER)).await;
+    let node = &mut cluster.nodes[0];
+    node.stop().await;
+    let config = std::fs::read_to_string(node.config()).unwrap();
+    std::fs::write(node.config(), config + TWO_USERS).unwrap();
+    node.start(None);
+    node.ready().await;
+    let (home, url) = (node.home.clone(), node.url.clone());
+    for user in ["ada", "bob"] {
+        std::fs::write(home.join(user), format!("the-token-of-{user}")).unwrap();
+    }
+    std::fs::write(home.join("hook-token"), "the-hook-token\n").unwrap();
+    let by = async |user: &str, command: &[&str]| {
+        let token = home.join(user);
+        let more = ["--server", &url, "--token-file", token.to_str().unwrap()];
+        run_cli_in(&home, command.iter().chain(&more)).await
+    };
+    let sent = by("ada", &["send", "worker", "--async", "-o", "json", "speak"]).await;
+    let task = sent.json()["id"].as_str().unwrap().to_owned();
+    let hook = receiver.url("/hook");
+    let create = ["task", "push", "create", &task, "--url", &hook, "--id", "audit", "--hook-token-file", "hook-token"];
+    let foreign = by("bob", &create).await;
+    assert!(foreign.code == 1 && foreign.stderr.contains(&task), "another's task is not known: {foreign:?}");
+    let created = by("ada", &create).await;
+    assert_eq!((created.code, created.stdout.trim()), (0, "audit"), "{created:?}");
+
+    let list = ["task", "push", "list", &task, "-o", "json"];
+    let failing = eventually("the failure to be shown", async || {
+        let webhooks = by("ada", &list).await.json()["webhooks"].clone();
+        (webhooks[0]["state"] == "failing").then(|| webhooks[0].clone())
+    })
+    .await;
+    assert_eq!((&failing["id"], &failing["last_error"]), (&json!("audit"), &json!("status_503")), "{failing}");
+    assert!(failing["attempts"].as_u64().unwrap() > 0 && failing["next_try"].is_string(), "{failing}");
+    assert_eq!(receiver.calls()[0].header("x-a2a-notification-token"), Some("the-hook-token"));
+    let foreign = by("bob", &list).await;
+    assert!(foreign.code == 1 && foreign.stderr.contains(&task), "{foreign:?}");
+
+    let deleted = by("ada", &["task", "push", "delete", &task, "audit"]).await;
+    assert_eq!(deleted.code, 0, "{deleted:?}");
+    assert_eq!(by("ada", &list).await.json()["webhooks"], json!([]));
+    let again = by("ada", &["task", "push", "delete", &task, "audit"]).await;
+    assert_eq!(again.code, 0, "what is not there is no mistake: {again:?}");
+    never.open();
 }
 
 /// Within what was taken, each event is followed by itself, the next one, or – after a loss – an earlier one that is told again,

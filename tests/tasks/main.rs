@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod any_node;
+mod budgets;
 mod cancel;
 mod command_line;
 mod limits;

@@ -176,6 +176,13 @@ async fn a_refusal_does_not_tell_a_name_that_leads_inside_from_one_that_nobody_k
 }
 
 #[tokio::test]
+async fn a_host_that_the_operator_named_may_lead_nowhere_yet() {
+    let named = "https://receiver.invalid/hook";
+    assert!(matches!(policy(&[]).check(named).await, Err(Refused::Unresolved { .. })));
+    assert!(policy(&["receiver.invalid"]).check(named).await.is_ok());
+}
+
+#[tokio::test]
 async fn plain_http_to_a_name_goes_only_to_networks_that_are_named() {
     let (url, hits) = receiver("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     let by_name = url.replace("127.0.0.1", "localhost");

@@ -111,7 +111,7 @@ impl TaskRunState {
             ("towline-hop", (self.view.hop + 1).to_string()),
         ];
         headers.extend(serde_json::to_string(&principal).ok().map(|text| ("towline-on-behalf-of", text)));
-        headers.extend(self.view.remaining_ms().map(|ms| ("towline-deadline-ms", ms.to_string())));
+        headers.extend(self.remaining_ms().map(|ms| ("towline-deadline-ms", ms.to_string())));
         headers
     }
 }

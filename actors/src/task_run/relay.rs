@@ -2,8 +2,8 @@
 //! above it, and which of what comes back is taken in.
 
 use towline_core::{
-    CHAIN_KEY, ChainLink, ContextId, Handover, Intent, Message, MessageId, Metadata, OnAdoption, Outcome, OwnerWord,
-    Role, Step, StepNo, TaskState,
+    CHAIN_KEY, ChainLink, ContextId, DEADLINE_KEY, Handover, Intent, Message, MessageId, Metadata, OnAdoption, Outcome,
+    OwnerWord, Role, Step, StepNo, TaskState,
 };
 
 use super::TaskRunState;
@@ -18,9 +18,6 @@ pub const MAX_DEPTH: usize = 8;
 
 /// The id of the call that hands a task on: no model made it.
 const RELAYED: &str = "relay";
-
-/// Metadata key under which a peer is told when its caller gives up, in milliseconds from when it was sent.
-const DEADLINE_KEY: &str = "dev.towline/deadlineMs";
 
 /// Metadata key under which a peer is told on whose behalf it is asked.
 pub(crate) const ON_BEHALF_OF_KEY: &str = "dev.towline/onBehalfOf";
@@ -43,7 +40,7 @@ impl TaskRunState {
             extensions: Vec::new(),
             reference_task_ids: vec![self.id().to_string()],
         };
-        let intent = Intent::Delegate {
+        let mut intent = Intent::Delegate {
             call_id: RELAYED.to_owned(),
             target: name,
             own_mesh: false,
@@ -52,7 +49,10 @@ impl TaskRunState {
             on_adoption: if is_idempotent { OnAdoption::Retry } else { OnAdoption::Ask },
             handover: Handover::Delegation,
         };
-        self.start_step(step, intent);
+        match self.grant(&mut intent, 1) {
+            Ok(()) => self.start_step(step, intent),
+            Err(outcome) => self.refuse(step, intent, outcome),
+        }
     }
 
     /// A chunk of what the peer makes is a chunk of what the task makes.
@@ -91,7 +91,7 @@ impl TaskRunState {
     pub(super) fn told_to_peers(&self) -> Metadata {
         let chain: Vec<serde_json::Value> = self.chain().iter().map(ChainLink::to_json).collect();
         let mut told = Metadata::from([(CHAIN_KEY.to_owned(), chain.into())]);
-        told.extend(self.view.remaining_ms().map(|ms| (DEADLINE_KEY.to_owned(), ms.into())));
+        told.extend(self.remaining_ms().map(|ms| (DEADLINE_KEY.to_owned(), ms.into())));
         told.insert(ON_BEHALF_OF_KEY.to_owned(), self.view.owner.to_string().into());
         told
     }

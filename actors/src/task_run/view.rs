@@ -1,8 +1,8 @@
 //! What a run reads of its task: all but the events and artifacts, which it never needs.
 
 use towline_core::{
-    Adoption, AgentName, ContextId, Epoch, Labels, LateResult, Lease, Message, MessageId, NodeId, Principal, Role,
-    State, Step, StepNo, Task, TaskId, TaskState, Timestamp, TraceContext, Turn,
+    Adoption, AgentName, Budget, ContextId, Epoch, Labels, LateResult, Lease, Message, MessageId, NodeId, Principal,
+    Role, Spent, State, Step, StepNo, Task, TaskId, TaskState, Timestamp, TraceContext, Turn,
 };
 
 /// The task as it was committed last.
@@ -13,6 +13,13 @@ pub(super) struct View {
     pub agent: AgentName,
     pub owner: Principal,
     pub hop: u32,
+    pub created: Timestamp,
+    /// Whether a task of this mesh waits for it, or has sent it.
+    pub is_delegated: bool,
+    /// What its message says that it may spend.
+    pub budget: Option<Budget>,
+    /// What the tasks have spent that it delegated, as far as they have ended.
+    pub spent_below: Spent,
     pub deadline: Option<Timestamp>,
     pub state: TaskState,
     pub lease: Option<Lease>,
@@ -41,6 +48,10 @@ impl View {
             agent: task.agent.clone(),
             owner: task.owner.clone(),
             hop: task.hop,
+            created: task.created,
+            is_delegated: task.parent.is_some(),
+            budget: task.budget(),
+            spent_below: task.spent_below,
             deadline: task.deadline,
             state: task.status.state,
             lease: task.lease.clone(),

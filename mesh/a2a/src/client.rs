@@ -6,6 +6,8 @@
 mod binding;
 mod grpc;
 mod rest;
+mod socket;
+mod webhooks;
 
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ use crate::{
 };
 
 pub use binding::{Binding, RemoteInterface, Terms, TermsRefused, card_from_wire};
+pub use socket::SocketUrl;
 
 /// Limit of a call that the peer answers at once.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -275,7 +278,8 @@ pub struct InvalidHeader {
 }
 
 impl A2aClient {
-    /// A client of the agent behind `endpoint`, its JSON-RPC URL such as `http://127.0.0.1:7420/agents/reader`.
+    /// A client of the agent behind `endpoint`, its JSON-RPC URL such as `http://127.0.0.1:7420/agents/reader`. For a
+    /// [`SocketUrl`], `http` has to be a client of that socket.
     pub fn new(http: reqwest::Client, endpoint: impl Into<String>) -> Self {
         let binding = Binding::JsonRpc;
         Self {
@@ -404,8 +408,12 @@ impl A2aClient {
     /// # Errors
     /// See [`ClientError`].
     pub async fn card(&self, base_url: &str) -> Result<RemoteCard, ClientError> {
-        let url = format!("{}{CARD_PATH}", base_url.trim_end_matches('/'));
+        let url = match SocketUrl::of(base_url) {
+            Some(socket) => socket.over_http(CARD_PATH),
+            None => format!("{}{CARD_PATH}", base_url.trim_end_matches('/')),
+        };
         let request = self.http.get(&url).headers(self.headers.clone()).header(header::ACCEPT, "application/json");
+        let url = if SocketUrl::of(base_url).is_some() { base_url.to_owned() } else { url };
         let limit = self.answers_within;
         let raw = limited(&url, limit, async {
             let response = request.send().await.map_err(|error| transport_error(&url, limit, error))?;
@@ -485,7 +493,7 @@ impl A2aClient {
         trace: Option<&TraceContext>,
     ) -> Result<reqwest::RequestBuilder, ClientError> {
         let request = if self.binding == Binding::HttpJson {
-            let made = rest::request(&self.endpoint, self.tenant.as_deref(), method, params);
+            let made = rest::request(&socket::requested(&self.endpoint), self.tenant.as_deref(), method, params);
             let rest::Request { verb, url, body } = made.ok_or_else(|| self.malformed("the endpoint is no URL"))?;
             let request = self.http.request(verb, url);
             match body {
@@ -494,7 +502,7 @@ impl A2aClient {
             }
         } else {
             let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
-            self.http.post(&self.endpoint).json(&body)
+            self.http.post(socket::requested(&self.endpoint).as_ref()).json(&body)
         };
         Ok(request.headers(self.all_headers(trace)))
     }

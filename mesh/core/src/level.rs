@@ -14,6 +14,7 @@ use crate::{Applied, Rejection, State};
 /// 1. The queue of an agent, the open tasks of a principal, the events and content of a task that is continued, and the
 ///    metadata of a message have a bound; the messages of an archived task are remembered by their hash.
 /// 2. A task that asked a person in the middle of a tool's call goes on at the node that has the call.
+/// 3. What a task with a budget has spent when it ends is added to what the task that delegated it has spent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct Level(u32);
@@ -32,8 +33,10 @@ impl Level {
     pub const BOUNDS: Self = Self(1);
     /// A task goes on at the node that has its call.
     pub const OPEN_CALLS: Self = Self(2);
+    /// What a task with a budget spent counts for the task that delegated it.
+    pub const BUDGETS: Self = Self(3);
     /// The highest level of this version.
-    pub const KNOWN: Self = Self::OPEN_CALLS;
+    pub const KNOWN: Self = Self::BUDGETS;
 
     /// The level as a number.
     pub fn number(self) -> u32 {

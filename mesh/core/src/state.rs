@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod blobs;
+mod charges;
 mod dedup;
 mod doubt;
 mod enrolment;
@@ -662,6 +663,7 @@ impl State {
     fn end(&mut self, id: TaskId, stamp: Stamp) {
         self.ended.insert((stamp.at, id));
         self.close(id);
+        self.charge(id);
         self.let_messages_expire(id, stamp.at);
     }
 
@@ -937,6 +939,7 @@ fn new_task(by: Principal, submission: Submission, at: Timestamp) -> Task {
         ran_on: Vec::new(),
         late_results: Vec::new(),
         restored: false,
+        spent_below: crate::Spent::default(),
         turn: Turn { number: 1, attempt: 1, span: None, parent: trace, started: at, lost: Vec::new() },
         journal: Vec::new(),
         trace,

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::{
     AgentName, Artifact, Asked, Blob, BlobHash, ContextId, Doubt, Epoch, Event, EventKind, Intent, Labels, LateResult,
-    Lease, Message, Metadata, NodeId, Outcome, Part, Principal, Rejection, Step, StepNo, StepRecord, TaskId, Timestamp,
+    Lease, Message, Metadata, NodeId, Outcome, Part, Principal, Rejection, Spent, Step, StepNo, StepRecord, TaskId,
+    Timestamp,
     TraceContext,
     limits::{
         MAX_ARTIFACTS, MAX_CONTENT_BYTES, MAX_EVENTS_PER_TASK, MAX_OUTSIDE_REASON_CHARS, MAX_OUTSIDE_REASONS,
@@ -199,6 +200,9 @@ pub struct Task {
     /// What the configuration said of the principal that it is for, when it was submitted.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+    /// What the tasks that it delegated have spent, those that had a budget and have ended.
+    #[serde(default, skip_serializing_if = "Spent::is_nothing")]
+    pub spent_below: Spent,
 }
 
 impl Task {

@@ -12,8 +12,8 @@ use towline_a2a::{
 };
 use towline_cluster::{ClusterHandle, ProposeError, Unavailable};
 use towline_core::{
-    AgentName, Command, ContextId, NodeId, Principal, Proposal, Rejection, Reply, State, Submission, Task, TaskId,
-    TraceContext, WebhookConfig,
+    AgentName, BUDGET_KEY, Budget, Command, ContextId, DEADLINE_KEY, Message, NodeId, Principal, Proposal, Rejection,
+    Reply, State, Submission, Task, TaskId, TraceContext, WebhookConfig, deadline_in,
 };
 use towline_trace::{Kind, Span, names};
 
@@ -351,19 +351,28 @@ fn command(request: SendRequest, caller: &Caller, agent: AgentName, fresh: Fresh
     if let Some(task) = request.task {
         return Ok(Command::Continue { task: task_id(&task)?, message, trace: fresh.trace });
     }
+    let deadline_ms = [caller.deadline_ms, limits_of(&message)?].into_iter().flatten().min();
     Ok(Command::Submit(Box::new(Submission {
         task: fresh.task,
         fresh_context: fresh.context,
         prefer: fresh.node,
         parent: caller.parent.clone(),
         hop: caller.hop.max(chain::length_of(&message)),
-        deadline_ms: caller.deadline_ms,
+        deadline_ms,
         trace: fresh.trace,
         most_open: fresh.most_open,
         labels: caller.standing.labels.as_ref().clone(),
         agent,
         message,
     })))
+}
+
+/// When the sender of a message gives up, in milliseconds from now. Refuses that and a budget where they cannot be read: a
+/// limit that is passed over would read as one that holds.
+fn limits_of(message: &Message) -> Result<Option<u64>, WireError> {
+    let wrong = |key: &str, problem: String| convert::Field::new(format!("message.metadata[{key}]"), problem);
+    Budget::in_message(message).map_err(|problem| wrong(BUDGET_KEY, problem))?;
+    Ok(deadline_in(message).map_err(|problem| wrong(DEADLINE_KEY, problem))?)
 }
 
 /// The same command, taken only if the last event of its task is this one.

@@ -17,7 +17,7 @@ use towline_core::{AgentName, Command, JoinedAgent, Peer, PeerToken, Principal, 
 
 use super::{Api, ApiError, invalid};
 use crate::{
-    config::{http_url, is_plain_remote, url_text},
+    config::{is_plain_remote, peer_url, url_text},
     error::chain,
 };
 
@@ -152,7 +152,7 @@ fn read(request: PeerRequest) -> Result<Peer, String> {
     };
     let mut urls = Vec::new();
     for url in &request.urls {
-        let url = http_url(url)?;
+        let url = peer_url(url)?;
         if token.is_some() && is_plain_remote(&url) {
             return Err(format!("{url} is not https: the token would travel in plain text"));
         }

@@ -37,6 +37,9 @@ pub struct WebhookView {
     pub delivered: u64,
     /// What came of the last call.
     pub last_status: Option<String>,
+    /// What kind of failure it was, if it was one: `status_503`, `redirected`, `timeout`, `not_dialled`, `unreachable`.
+    #[serde(default)]
+    pub last_error: Option<String>,
     /// When that was.
     pub last_at: Option<String>,
     /// How often in a row it has not taken the next event.
@@ -45,24 +48,21 @@ pub struct WebhookView {
     pub next_try: Option<String>,
     /// Why it was given up.
     pub dead: Option<String>,
+    /// How many events it was never told, since it was given up.
+    #[serde(default)]
+    pub dead_letters: u64,
 }
 
 pub(super) async fn of_task(
     State(api): State<Arc<Api>>,
-    Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
+    Extension(caller): Extension<Caller>,
 ) -> Result<Response, ApiError> {
     let task = task_id(&id)?;
-    let by = &caller.principal;
     let views = api.cluster.read(|state| {
         let generation = state.generation_of(task)?;
-        Some(
-            state
-                .webhooks_for(by, task)?
-                .into_iter()
-                .map(|webhook| view(state, webhook, generation))
-                .collect::<Vec<_>>(),
-        )
+        let webhooks = state.webhooks_for(&caller.principal, task)?;
+        Some(webhooks.into_iter().map(|webhook| view(state, webhook, generation)).collect::<Vec<_>>())
     });
     let webhooks = views.await?.ok_or_else(|| unknown_task(task))?;
     Ok(Json(json!({ "webhooks": webhooks })).into_response())
@@ -97,13 +97,54 @@ fn view(state: &ClusterState, webhook: &Webhook, generation: u64) -> WebhookView
         attempts: webhook.attempts,
         delivered: webhook.delivered,
         last_status: last.map(|last| last.said.clone()),
+        last_error: last.and_then(|last| error_class(&last.said)),
         last_at: last.map(|last| time_text(last.at)),
         failures: failing.map_or(0, |failing| failing.times),
         next_try: next_try.map(time_text),
         dead: webhook.dead.clone(),
+        dead_letters: if webhook.dead.is_some() { webhook.behind(generation) } else { 0 },
     }
+}
+
+/// The kind of failure that the last call of a webhook was, out of what the delivery said of it.
+fn error_class(said: &str) -> Option<String> {
+    if let Some(status) = said.strip_prefix("status ") {
+        let code: u16 = status.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()?;
+        return match code {
+            200..=299 => None,
+            300..=399 => Some("redirected".to_owned()),
+            _ => Some(format!("status_{code}")),
+        };
+    }
+    let class = match said {
+        _ if said.starts_with("not dialled") => "not_dialled",
+        _ if said.contains("timed out") || said.contains("timeout") => "timeout",
+        _ => "unreachable",
+    };
+    Some(class.to_owned())
 }
 
 fn without_query(url: &str) -> String {
     url.split(['?', '#']).next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_has_a_class_and_a_success_has_none() {
+        for (said, class) in [
+            ("status 200", None),
+            ("status 204", None),
+            ("status 503 Service Unavailable", Some("status_503")),
+            ("status 410 Gone", Some("status_410")),
+            ("status 307 Temporary Redirect: redirects are not followed", Some("redirected")),
+            ("not dialled: the URL leads to 10.0.0.1, which is not a public address", Some("not_dialled")),
+            ("error sending request: operation timed out", Some("timeout")),
+            ("error sending request: connection refused", Some("unreachable")),
+        ] {
+            assert_eq!(error_class(said).as_deref(), class, "{said}");
+        }
+    }
 }

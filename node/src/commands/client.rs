@@ -7,7 +7,7 @@ use std::{
 
 use reqwest::Url;
 use serde_json::Value;
-use towline_a2a::{A2aClient, ClientError};
+use towline_a2a::{A2aClient, ClientError, SocketUrl};
 
 use super::contexts::Contexts;
 use crate::{cli::Global, error::CliError};
@@ -138,16 +138,24 @@ impl Client {
 
     /// A2A at the endpoint of an agent, on each of the nodes; one endpoint if `agent` is a URL. Somebody else's agent is not
     /// shown what is for the mesh.
-    pub(crate) fn agent(&self, agent: &str) -> Vec<A2aClient> {
+    ///
+    /// # Errors
+    /// When `agent` begins like the URL of a socket and is none.
+    pub(crate) fn agent(&self, agent: &str) -> Result<Vec<A2aClient>, CliError> {
+        if let Some(socket) = SocketUrl::parse(agent) {
+            let socket = socket.map_err(CliError::Usage)?.socket();
+            let http = builder(None)?.unix_socket(socket).build().map_err(CliError::other)?;
+            return Ok(vec![A2aClient::new(http, agent)]);
+        }
         if agent.starts_with("http://") || agent.starts_with("https://") {
             let is_below = |server: &&Server| agent == server.name || agent.starts_with(&format!("{}/", server.name));
             let own = self.servers.iter().find(is_below);
             let token = own.and_then(|server| server.token.as_deref());
             let token = token.or_else(|| self.contexts.token_for(agent)).filter(|_| !is_plain_remote(agent));
             let http = own.map_or(&self.elsewhere, |server| &server.http);
-            return vec![signed_in(A2aClient::new(http.clone(), agent), token)];
+            return Ok(vec![signed_in(A2aClient::new(http.clone(), agent), token)]);
         }
-        self.at_each(&format!("/agents/{agent}"))
+        Ok(self.at_each(&format!("/agents/{agent}")))
     }
 
     /// A2A at the mesh's own endpoint on each of the nodes: for tasks of any agent.

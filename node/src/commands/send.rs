@@ -3,7 +3,10 @@
 use std::{io::Read, path::Path, time::Duration};
 
 use towline_a2a::{A2aClient, SendOptions, SendReply};
-use towline_core::{Content, Message, MessageId, Part, Role, TaskId, TaskState, limits::MAX_CONTENT_BYTES};
+use towline_core::{
+    BUDGET_KEY, Budget, Content, DEADLINE_KEY, Message, MessageId, Metadata, Part, Role, TaskId, TaskState,
+    limits::MAX_CONTENT_BYTES,
+};
 use towline_trace::{Kind, Settings, Span, names};
 
 use super::{
@@ -35,7 +38,7 @@ async fn send(
     span: &Span,
     output: &mut Output,
 ) -> Result<(), CliError> {
-    let endpoints = client.agent(&args.agent);
+    let endpoints = client.agent(&args.agent)?;
     // Who waits for the end reads the stream as well: it names the task at once, and goes on at another node.
     let streams = !args.asynchronous;
     let method = if streams { names::span::SEND_STREAMING_MESSAGE } else { names::span::SEND_MESSAGE };
@@ -146,10 +149,18 @@ async fn message(args: &SendArgs, client: &Client) -> Result<Message, CliError> 
         task_id,
         role: Role::User,
         parts,
-        metadata: Default::default(),
+        metadata: bounds(args),
         extensions: Vec::new(),
         reference_task_ids: Vec::new(),
     })
+}
+
+/// What the task may spend, and how long it may take.
+fn bounds(args: &SendArgs) -> Metadata {
+    let budget = Budget { tokens: args.max_tokens, steps: args.max_steps }.to_json();
+    let deadline = args.deadline.map(|deadline| u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX));
+    let named = [(BUDGET_KEY, budget), (DEADLINE_KEY, deadline.map(Into::into))];
+    named.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
 }
 
 /// What a person or a pipe gave as the text: the end of its last line is not part of it.

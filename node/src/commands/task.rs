@@ -6,6 +6,7 @@ use futures::StreamExt;
 use serde::Deserialize;
 use serde_json::Value;
 use towline_a2a::{A2aClient, AGENT_KEY, ASKED_OF_KEY, ClientError, ListQuery, OUTSIDE_INPUT_KEY, RemoteTask};
+use towline_core::BUDGET_KEY;
 use towline_trace::SpanRecord;
 
 use super::{
@@ -86,6 +87,12 @@ fn show(task: &RemoteTask, output: &mut Output) -> Result<(), CliError> {
     }
     if let Some(to) = task.metadata.get(ASKED_OF_KEY).and_then(Value::as_str) {
         output.line(format!("asks     {to}, who alone may answer"))?;
+    }
+    if let Some(budget) = task.metadata.get(BUDGET_KEY) {
+        let part =
+            |of: &str, spent: &str, what: &str| Some(format!("{} of {} {what}", budget.get(spent)?, budget.get(of)?));
+        let parts = [part("tokens", "spentTokens", "tokens"), part("steps", "spentSteps", "steps")];
+        output.line(format!("budget   {}", parts.into_iter().flatten().collect::<Vec<_>>().join(", ")))?;
     }
     let reasons = task.metadata.get(OUTSIDE_INPUT_KEY).and_then(Value::as_array).into_iter().flatten();
     for reason in reasons.filter_map(Value::as_str) {

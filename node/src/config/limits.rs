@@ -1,8 +1,10 @@
 //! `limits:` – how much one caller may have of what all share. What else is bounded is a constant beside what it protects.
 
-use towline_core::limits::MAX_OPEN_TASKS;
+use std::time::Duration;
 
-use super::section::Section;
+use towline_core::{Budget, limits::MAX_OPEN_TASKS};
+
+use super::{section::Section, values::duration};
 
 /// More than a node answers in a second, and more than it has connections.
 const MOST: u32 = 1_000_000;
@@ -16,6 +18,19 @@ pub struct LimitSettings {
     pub requests_per_second: Option<u32>,
     /// Most streams of one principal at this node; none means the default.
     pub streams_per_principal: Option<u32>,
+    /// Most tokens that a task may take that nobody here delegated, with what it delegates; none means no limit.
+    pub task_tokens: Option<u32>,
+    /// Most steps of such a task: model calls, tool calls, delegations.
+    pub task_steps: Option<u32>,
+    /// How long such a task may take.
+    pub task_time: Option<Duration>,
+}
+
+impl LimitSettings {
+    /// What a task may spend.
+    pub fn task_budget(&self) -> Budget {
+        Budget { tokens: self.task_tokens.map(u64::from), steps: self.task_steps.map(u64::from) }
+    }
 }
 
 /// Reads the section; a default stands where a mistake was noted.
@@ -27,8 +42,18 @@ pub(crate) fn read(root: &mut Section<'_>) -> LimitSettings {
     let open_tasks_per_principal = section.get("open_tasks_per_principal").and_then(|field| field.number(1, most));
     let requests_per_second = section.get("requests_per_second").and_then(|field| field.number(1, MOST));
     let streams_per_principal = section.get("streams_per_principal").and_then(|field| field.number(1, MOST));
+    let task_tokens = section.get("task_tokens").and_then(|field| field.number(1, u32::MAX));
+    let task_steps = section.get("task_steps").and_then(|field| field.number(1, MOST));
+    let task_time = section.get("task_time").and_then(|field| field.parse(duration));
     section.finish();
-    LimitSettings { open_tasks_per_principal, requests_per_second, streams_per_principal }
+    LimitSettings {
+        open_tasks_per_principal,
+        requests_per_second,
+        streams_per_principal,
+        task_tokens,
+        task_steps,
+        task_time,
+    }
 }
 
 #[cfg(test)]

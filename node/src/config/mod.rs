@@ -45,7 +45,7 @@ use section::{Context, Field, Section};
 use tree::Tree;
 
 use crate::auth::AuthSettings;
-pub(crate) use values::{duration, http_url, is_plain_remote, url_text};
+pub(crate) use values::{duration, http_url, is_plain_remote, peer_url, url_text};
 
 /// Largest configuration file: a hundred thousand agents fit.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
@@ -178,7 +178,8 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let cards = cards::read(&mut root);
     root.finish();
     let permits = node.permits;
-    let mesh = MeshConfig { permits, models, servers, agents, peers, push: None, instance: String::new() };
+    let (task_budget, task_time) = (limits.task_budget(), limits.task_time);
+    let mesh = MeshConfig { permits, models, servers, agents, peers, push: None, instance: String::new(), task_budget, task_time };
     NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth, push, cards }
 }
 

@@ -5,7 +5,7 @@ use towline_core::limits::MAX_PEER_URLS;
 
 use super::{
     section::{Field, Section},
-    values::{duration, http_url, is_local, is_plain_remote, plain_name, url_text},
+    values::{duration, is_local, is_plain_remote, peer_url, plain_name, url_text},
 };
 
 pub(crate) fn read(root: &mut Section<'_>) -> Vec<PeerConfig> {
@@ -40,7 +40,7 @@ fn read_peer(field: &Field<'_>) -> Option<PeerConfig> {
     if fields.len() > MAX_PEER_URLS {
         section.mistake(format!("has {} urls; the limit is {MAX_PEER_URLS}", fields.len()));
     }
-    let urls: Vec<_> = fields.iter().filter_map(|field| Some((field, field.parse(http_url)?))).collect();
+    let urls: Vec<_> = fields.iter().filter_map(|field| Some((field, field.parse(peer_url)?))).collect();
     // The strictest of them decides how a token may be written.
     let destination = urls.iter().find(|(_, url)| !is_local(url)).or(urls.first()).map(|(field, _)| *field);
     let auth = section.get("auth").and_then(|field| field.section());

@@ -6,7 +6,7 @@ use towline_actors::Secret;
 
 use super::{
     section::Field,
-    values::{http_url, is_local},
+    values::{is_local, peer_url},
 };
 
 /// Variable that names the folder of secret files, as container platforms mount them.
@@ -75,7 +75,7 @@ impl Field<'_> {
     pub(crate) fn secret_for(&self, destination: Option<&Field<'_>>, example: &str) -> Option<Secret> {
         let stays_here = destination
             .and_then(|field| field.peek_text())
-            .and_then(|text| http_url(text).ok())
+            .and_then(|text| peer_url(text).ok())
             .is_some_and(|url| is_local(&url));
         let is_written_out = self.peek_text().is_some_and(|text| !text.contains(OPEN));
         if is_written_out && !stays_here {

@@ -8,6 +8,7 @@ use std::{
 };
 
 use reqwest::Url;
+use towline_a2a::SocketUrl;
 
 use super::section::Field;
 
@@ -65,6 +66,18 @@ pub(crate) fn http_url(text: &str) -> Result<Url, String> {
     Ok(url)
 }
 
+/// Where an agent of others is: as [`http_url`], or a socket of this machine.
+pub(crate) fn peer_url(text: &str) -> Result<Url, String> {
+    match SocketUrl::parse(text) {
+        None => http_url(text).map_err(|why| why.replace("https://HOST", "https://HOST, or unix:///run/agent.sock")),
+        Some(socket) => {
+            socket?;
+            let url = Url::parse(text).map_err(|error| format!("{text:?} is no URL: {error}"))?;
+            if url.as_str() == text { Ok(url) } else { Err(format!("{text:?}: write the path without . and ..")) }
+        }
+    }
+}
+
 /// The text of a URL that [`http_url`] accepted, without a trailing slash.
 pub(crate) fn url_text(url: &Url) -> String {
     url.as_str().trim_end_matches('/').to_owned()
@@ -72,10 +85,11 @@ pub(crate) fn url_text(url: &Url) -> String {
 
 /// Whether the URL is of this machine.
 pub(crate) fn is_local(url: &Url) -> bool {
-    url.host_str().is_some_and(|host| {
-        let host = host.trim_matches(['[', ']']);
-        host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
-    })
+    url.scheme() == "unix"
+        || url.host_str().is_some_and(|host| {
+            let host = host.trim_matches(['[', ']']);
+            host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        })
 }
 
 /// Whether what is sent to the URL can be read on the way.
@@ -161,6 +175,18 @@ mod tests {
             ("http://a.example", true),
         ] {
             assert_eq!(is_plain_remote(&http_url(url).unwrap()), plain, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_peer_is_behind_a_url_or_a_socket_of_this_machine() {
+        let socket = peer_url("unix:///run/agent.sock:/agents/reader").unwrap();
+        assert!(is_local(&socket) && !is_plain_remote(&socket));
+        assert_eq!(url_text(&socket), "unix:///run/agent.sock:/agents/reader");
+        assert_eq!(peer_url("https://legal.example").unwrap().host_str(), Some("legal.example"));
+        for (wrong, says) in [("unix://x", "URL of a socket"), ("unix:///a/../b", "without ."), ("ftp://x", "unix:///")]
+        {
+            assert!(peer_url(wrong).unwrap_err().contains(says), "{wrong}");
         }
     }
 }

@@ -4,7 +4,10 @@ use a2a_pb::protojson_conv;
 use reqwest::Url;
 use serde_json::Value;
 
-use super::RemoteCard;
+use super::{
+    RemoteCard,
+    socket::{SocketUrl, is_socket_binding},
+};
 
 /// A binding of A2A 1.0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -88,7 +91,7 @@ impl RemoteCard {
             .interfaces
             .iter()
             .filter(|interface| interface.version.split('.').next() == Some("1"))
-            .filter_map(|interface| Some((interface, Binding::named(&interface.binding)?)))
+            .filter_map(|interface| Some((interface, spoken_at(configured, &interface.binding)?)))
             .collect();
         let made = |interface: &RemoteInterface, binding, url: String| Terms {
             url,
@@ -111,8 +114,17 @@ impl RemoteCard {
     }
 }
 
+/// What the binding that a card names is here. JSON-RPC over a socket is spoken only where a socket is configured.
+fn spoken_at(configured: &str, binding: &str) -> Option<Binding> {
+    let by_socket = SocketUrl::of(configured).is_some() && is_socket_binding(binding);
+    if by_socket { Some(Binding::JsonRpc) } else { Binding::named(binding) }
+}
+
 /// The URL of an interface, if it lies where the configuration says.
 fn dialled(named: &str, configured: &str, binding: Binding, with_credentials: bool) -> Option<String> {
+    if let Some(socket) = SocketUrl::of(configured) {
+        return SocketUrl::of(named).filter(|url| url.is_beside(&socket)).map(|_| named.to_owned());
+    }
     let base = Url::parse(configured).ok()?;
     let named = match binding {
         Binding::JsonRpc | Binding::HttpJson => named.to_owned(),
@@ -222,6 +234,22 @@ mod tests {
         assert_eq!((terms.url.as_str(), terms.binding), ("http://127.0.0.1:9001", Binding::Grpc));
         assert!(card.terms("http://127.0.0.1:9000", true).is_err());
         assert!(card.terms("http://127.0.0.1:9001", true).is_ok());
+    }
+
+    #[test]
+    fn over_a_socket_json_rpc_is_spoken_there_and_nowhere_else() {
+        let own = "https://towline.dev/a2a/binding/jsonrpc-unix";
+        let socket = interface("unix:///run/a.sock", own, "1.0");
+        let http = interface("http://127.0.0.1:7420/agents/reader", "JSONRPC", "1.0");
+        let offered = card(&json!([http, socket]), &json!([]));
+        let terms = offered.terms("unix:///run/a.sock", false).unwrap();
+        assert_eq!((terms.url.as_str(), terms.binding), ("unix:///run/a.sock", Binding::JsonRpc));
+        let terms = offered.terms("unix:///run/other.sock:/in", false).unwrap();
+        assert_eq!(terms.url, "unix:///run/other.sock:/in", "a card leads to no other socket");
+        let terms = offered.terms("http://127.0.0.1:7420", false).unwrap();
+        assert_eq!(terms.url, "http://127.0.0.1:7420/agents/reader");
+        let only = card(&json!([interface("unix:///run/a.sock", own, "1.0")]), &json!([]));
+        assert!(only.terms("https://a.example", false).is_err());
     }
 
     #[test]

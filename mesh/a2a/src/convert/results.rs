@@ -3,8 +3,8 @@
 use a2a_pb::protojson_conv::{self, ProtoJsonPayload};
 use serde_json::{Map, Value, json};
 use towline_core::{
-    AgentSpec, Artifact, ContextId, Event, EventKind, Labels, Message, Metadata, Part, Task, TaskId, TaskPage,
-    TaskState, TaskStatus, Timestamp,
+    AgentSpec, Artifact, BUDGET_KEY, Budget, ContextId, Event, EventKind, Labels, Message, Metadata, Part, Task, TaskId,
+    TaskPage, TaskState, TaskStatus, Timestamp,
 };
 
 use super::annotations::annotations;
@@ -400,6 +400,12 @@ fn task_metadata(task: &Task, generation: u64) -> Metadata {
     ]);
     if task.is_outside_input() {
         metadata.insert(OUTSIDE_INPUT_KEY.to_owned(), task.outside_input.clone().into());
+    }
+    if let Some(mut budget) = task.budget().and_then(Budget::to_json) {
+        let spent = task.spent();
+        budget["spentSteps"] = spent.steps.into();
+        budget["spentTokens"] = spent.tokens.into();
+        metadata.insert(BUDGET_KEY.to_owned(), budget);
     }
     if let Some(to) = task.asked_of() {
         metadata.insert(ASKED_OF_KEY.to_owned(), to.into());
