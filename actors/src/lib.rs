@@ -93,6 +93,11 @@ impl Mesh {
         self.shared.servers().iter().map(McpHandle::status).collect()
     }
 
+    /// The connection to an MCP server, by its name in the configuration.
+    pub fn mcp_server(&self, name: &str) -> Option<McpHandle> {
+        self.shared.server(name)
+    }
+
     /// Whether an agent that this node declares must not be given a peer: it holds sensitive data, and a peer would bring text
     /// from outside and be a way out.
     pub fn keeps_peers_away(&self, agent: &AgentName) -> bool {

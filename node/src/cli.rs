@@ -472,6 +472,9 @@ pub enum McpCommand {
     /// Lists the MCP servers of the node and their tools
     #[command(after_help = "Example:\n  towline mcp list")]
     List,
+    /// Serves the mesh over MCP on standard input and output, through a running node
+    #[command(after_help = "Examples:\n  towline mcp serve\n  towline mcp serve --server https://mesh.example.org")]
+    Serve,
 }
 
 /// `towline auth …`

@@ -50,6 +50,7 @@ pub(crate) use operations::{Grant, Permits};
 #[cfg(test)]
 pub(crate) use operations::{OPERATIONS, Way};
 pub(crate) use rates::{DEFAULT_REQUESTS_PER_SECOND, DEFAULT_STREAMS, StreamPlace};
+pub(crate) use recent::Recent;
 pub(crate) use refusal::{Refusal, Style};
 pub use rules::Rule;
 pub(crate) use rules::{CertificateMatch, Evidence, Sha256, has_claims};
@@ -59,7 +60,6 @@ pub use tls::{PublicTls, TlsSettings};
 use keys::Verifier;
 use limiter::{Source, SourceLimiter};
 use rates::Rates;
-use recent::Recent;
 
 /// A refusal of one kind from one source is told once in this time: a log is no place to be flooded.
 const TOLD_EACH: Duration = Duration::from_secs(60);
@@ -161,6 +161,11 @@ impl Auth {
     pub(crate) fn is_implicitly_the_operators(&self) -> bool {
         let configured = !self.rules.is_empty() || self.checks_bearers() || self.client_certificates;
         self.on_loopback && !configured
+    }
+
+    /// Who issues the tokens that are taken here, if somebody does.
+    pub(crate) fn issuer(&self) -> Option<&str> {
+        self.verifier.as_ref().map(|verifier| verifier.settings().expected.issuer.as_str())
     }
 
     fn checks_bearers(&self) -> bool {

@@ -49,7 +49,7 @@ const fn operation(name: &'static str, floor: Floor, ways: &'static [Way]) -> Op
 }
 
 /// All operations.
-pub(crate) static OPERATIONS: [Operation; 33] = [
+pub(crate) static OPERATIONS: [Operation; 34] = [
     operation("message.send", Everybody, &[Method(a2a::methods::SEND_MESSAGE)]),
     operation("message.stream", Everybody, &[Method(a2a::methods::SEND_STREAMING_MESSAGE)]),
     operation("task.get", Everybody, &[Method(a2a::methods::GET_TASK)]),
@@ -104,6 +104,7 @@ pub(crate) static OPERATIONS: [Operation; 33] = [
         OperatorOnly,
         &[Route("DELETE", "/api/v1/auth/sessions/{id}"), Route("POST", "/api/v1/auth/sessions/revoke")],
     ),
+    operation("mcp.use", Everybody, &[Route("POST", "/mcp"), Route("GET", "/mcp"), Route("DELETE", "/mcp")]),
 ];
 
 /// The place of the operation that a way asks for.

@@ -8,7 +8,13 @@ use super::client::Client;
 use crate::{cli::McpCommand, error::CliError, output::Output};
 
 pub(crate) async fn run(command: &McpCommand, client: &Client, output: &mut Output) -> Result<(), CliError> {
-    let McpCommand::List = command;
+    match command {
+        McpCommand::List => list(client, output).await,
+        McpCommand::Serve => crate::mcp_server::stdio::serve(client).await,
+    }
+}
+
+async fn list(client: &Client, output: &mut Output) -> Result<(), CliError> {
     let answer: Value = client.get("/api/v1/mcp").await?;
     if output.is_json() {
         return Ok(output.json(&answer)?);
