@@ -94,7 +94,7 @@ impl Mesh {
         self.shared.servers().iter().map(McpHandle::status).collect()
     }
 
-    /// The connection to an MCP server.
+    /// The connection to an MCP server, by its name in the configuration.
     pub fn mcp_server(&self, name: &str) -> Option<McpHandle> {
         self.shared.server(name)
     }

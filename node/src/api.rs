@@ -13,10 +13,10 @@ mod sign_in;
 
 use std::{
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -33,7 +33,7 @@ use serde_json::json;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use towline_actors::Mesh;
-use towline_cluster::{ClusterHandle, ProposeError, Unavailable};
+use towline_cluster::{ClusterHandle, ProposeError, Unavailable, Unwell};
 use towline_core::{
     Agent, NodeRole, Placement, Rejection, State as ClusterState, Task, TaskId, limits::MAX_OPEN_TASKS_PER_AGENT,
 };
@@ -56,6 +56,9 @@ pub(crate) const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// When another try is worth it after nobody answered: an election takes about a second.
 const NO_ANSWER: Duration = Duration::from_secs(1);
+
+/// A problem of one kind is told once in this time, however often a probe asks.
+const UNWELL_TOLD_EACH: Duration = Duration::from_secs(60);
 
 /// What an agent's queue holds that asks for no shorter one.
 const DEFAULT_QUEUE: u32 = MAX_OPEN_TASKS_PER_AGENT as u32;
@@ -125,7 +128,7 @@ pub fn router(api: Arc<Api>) -> Router {
     operations()
         .route_layer(middleware::from_fn_with_state(Arc::clone(&api.auth), auth::gate))
         .route("/api/v1/{*path}", any(unknown))
-        .route("/livez", get(async || "ok\n"))
+        .route("/livez", get(alive))
         .route("/healthz", get(health))
         .with_state(api)
 }
@@ -155,14 +158,37 @@ fn operations() -> Router<Arc<Api>> {
         .route_layer(middleware::from_fn(auth::authorize))
 }
 
+/// The process runs: no more is asked. A restart mends no disk and no network.
+async fn alive() -> Response {
+    Json(json!({ "status": "alive" })).into_response()
+}
+
+/// Whether this node does its part. Whoever reaches the port is told the kind of a problem; the log has the rest.
 async fn health(State(api): State<Arc<Api>>) -> Response {
-    let reason = match (api.cluster.health(), api.ready.load(Ordering::Relaxed)) {
-        (Ok(()), true) => return "ok\n".into_response(),
-        (Err(reason), true) => reason,
-        (Ok(()), false) => "this node has not registered".to_owned(),
-        (Err(reason), false) => format!("this node has not registered: {reason}"),
-    };
-    (StatusCode::SERVICE_UNAVAILABLE, reason + "\n").into_response()
+    let mut problems = Vec::new();
+    if !api.ready.load(Ordering::Relaxed) {
+        problems.push("not_registered");
+    }
+    if let Err(unwell) = api.cluster.health() {
+        tell(&unwell);
+        problems.push(unwell.class);
+    }
+    if problems.is_empty() {
+        return Json(json!({ "status": "ready" })).into_response();
+    }
+    let body = json!({ "problems": problems, "status": "unready" });
+    (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
+}
+
+/// Tells the operator, not at each probe.
+fn tell(unwell: &Unwell) {
+    static TOLD: std::sync::Mutex<Option<(&'static str, Instant)>> = std::sync::Mutex::new(None);
+    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    if told.is_some_and(|(class, at)| class == unwell.class && at.elapsed() < UNWELL_TOLD_EACH) {
+        return;
+    }
+    *told = Some((unwell.class, Instant::now()));
+    tracing::warn!(problem = unwell.class, reason = %unwell, "this node is unwell");
 }
 
 async fn unknown(Path(path): Path<String>) -> ApiError {

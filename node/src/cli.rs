@@ -579,6 +579,9 @@ pub enum McpCommand {
         #[arg(short, long)]
         follow: bool,
     },
+    /// Serves the mesh over MCP on standard input and output, through a running node
+    #[command(after_help = "Examples:\n  towline mcp serve\n  towline mcp serve --server https://mesh.example.org")]
+    Serve,
 }
 
 /// `towline auth …`

@@ -22,6 +22,7 @@ mod feed;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod mcp_files;
+pub mod mcp_server;
 pub mod output;
 pub mod peer_server;
 mod recovered_spans;

@@ -37,6 +37,7 @@ use crate::{
     config::NodeConfig,
     descriptors,
     error::{CliError, chain},
+    mcp_server::McpServer,
     peer_server::PeerTls,
     sign_in::{self, SignIns},
     telemetry,
@@ -263,6 +264,8 @@ async fn serve(config: NodeConfig, ports: Ports, stop: CancellationToken) -> Res
 /// The listeners, and what is served on them.
 struct Doors {
     api: Arc<Api>,
+    /// What is served over MCP, if anything is.
+    mcp: Option<Arc<McpServer>>,
     /// Ends streams and waits.
     stopping: CancellationToken,
     /// Closes the listeners.
@@ -299,7 +302,11 @@ impl Doors {
             api: api::for_known(Arc::clone(&api)),
             stopping: stopping.clone(),
         });
-        let for_all = a2a::router(Arc::clone(&settings), Door::Public).merge(api::router(Arc::clone(&api)));
+        let mcp = open_mcp(config, &settings, &api)?;
+        let mut for_all = a2a::router(Arc::clone(&settings), Door::Public).merge(api::router(Arc::clone(&api)));
+        if let Some(mcp) = &mcp {
+            for_all = for_all.merge(mcp.routes());
+        }
         let public = for_all
             .clone()
             .merge(sign_ins.routes())
@@ -321,7 +328,7 @@ impl Doors {
         if let Some(door) = ports.unix {
             serving.push(tokio::spawn(unix::serve(door, for_all, close.clone())));
         }
-        Ok(Self { api, stopping, close, serving })
+        Ok(Self { api, mcp, stopping, close, serving })
     }
 
     /// Stops in the reverse order of the start; every step has a limit.
@@ -343,6 +350,9 @@ impl Doors {
         if let Some(mesh) = mesh {
             within("stop the mesh", STOP_MESH, mesh.stop()).await;
         }
+        if let Some(mcp) = &self.mcp {
+            within("stop the MCP server", STOP_STEP, mcp.stop()).await;
+        }
         self.close.cancel();
         within("close the listeners", DRAIN, async {
             for task in self.serving {
@@ -353,6 +363,15 @@ impl Doors {
         })
         .await;
     }
+}
+
+/// The MCP server, unless it is switched off.
+fn open_mcp(config: &NodeConfig, a2a: &Arc<A2aSettings>, api: &Arc<Api>) -> Result<Option<Arc<McpServer>>, CliError> {
+    if !config.serve.enabled {
+        return Ok(None);
+    }
+    let server = McpServer::new(&config.serve, Arc::clone(a2a), Arc::clone(api));
+    server.map(Some).map_err(|error| CliError::Usage(error.to_string()))
 }
 
 fn no_front_door() -> AgentName {

@@ -52,7 +52,7 @@ async fn a_full_disk_refuses_new_work_keeps_what_it_has_and_is_shown_in_cluster_
     assert_eq!(shown.code, 0, "{shown:?}");
     assert!(shown.stdout.lines().any(|line| line.starts_with("disk") && line.contains("full")), "{shown:?}");
     let (code, said) = node.health().await.unwrap();
-    assert!(code == 503 && said.contains("disk is full"), "{code} {said}");
+    assert!(code == 503 && said.contains("\"disk_full\""), "the kind of the problem: {code} {said}");
 
     disk.empty();
     let again = eventually("new work to be taken", async || {

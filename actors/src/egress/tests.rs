@@ -178,7 +178,7 @@ async fn a_refusal_does_not_tell_a_name_that_leads_inside_from_one_that_nobody_k
 #[tokio::test]
 async fn a_host_that_the_operator_named_may_lead_nowhere_yet() {
     let named = "https://receiver.invalid/hook";
-    assert!(matches!(policy(&[]).check(named).await, Err(Refused::Unresolved { .. })));
+    assert!(matches!(policy(&[]).check(named).await, Err(Refused::NotDialled { .. })));
     assert!(policy(&["receiver.invalid"]).check(named).await.is_ok());
 }
 

@@ -78,49 +78,70 @@ pub(crate) async fn watch(cluster: ClusterHandle) {
     }
 }
 
+/// Why a node cannot do its part.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{detail}")]
+pub struct Unwell {
+    /// What kind of problem it is: one of a few words, which says nothing of this machine.
+    pub class: &'static str,
+    /// What is wrong, for the operator.
+    pub detail: String,
+}
+
+impl Unwell {
+    fn new(class: &'static str, detail: impl Into<String>) -> Self {
+        Self { class, detail: detail.into() }
+    }
+}
+
 impl ClusterHandle {
     /// Says why this node cannot do its part, if so. Never waits.
     ///
     /// # Errors
-    /// What is wrong, in words.
-    pub fn health(&self) -> Result<(), String> {
+    /// What is wrong.
+    pub fn health(&self) -> Result<(), Unwell> {
         let leadership = self.leadership();
         if let Some(raft) = leadership.raft()
             && let Err(fatal) = &raft.metrics().borrow_watched().running_state
         {
-            return Err(format!("raft core stopped: {fatal}"));
+            return Err(Unwell::new("raft_stopped", format!("raft core stopped: {fatal}")));
         }
         if let Some(routes) = leadership.routes() {
-            routes.stop_reason().map_or(Ok(()), Err)?;
+            routes.stop_reason().map_or(Ok(()), |reason| Err(Unwell::new("stopping", reason)))?;
             if routes.fed_by().is_none() {
-                return Err("no voter feeds this worker at the moment: what it shows may be stale".to_owned());
+                let detail = "no voter feeds this worker at the moment: what it shows may be stale";
+                return Err(Unwell::new("not_fed", detail));
             }
         }
         if leadership.leader().is_none() {
-            return Err("no leader is known".to_owned());
+            return Err(Unwell::new("no_leader", "no leader is known"));
         }
         if let Some(trouble) = self.disk_trouble() {
             return Err(trouble);
         }
         if let Some(behind) = leadership.applying().stall() {
-            return Err(format!("{behind} entries are committed and not applied on this node: what it shows is stale"));
+            let detail = format!("{behind} entries are committed and not applied on this node: what it shows is stale");
+            return Err(Unwell::new("not_applied", detail));
         }
         if !self.may_act() {
-            return Err("no leader has answered this node for a while: what it shows may be stale".to_owned());
+            let detail = "no leader has answered this node for a while: what it shows may be stale";
+            return Err(Unwell::new("cut_off", detail));
         }
         Ok(())
     }
 
     /// Why this node cannot write its log, if so. Never waits.
-    pub(crate) fn disk_trouble(&self) -> Option<String> {
+    pub(crate) fn disk_trouble(&self) -> Option<Unwell> {
         let log = self.leadership().log()?;
         match log.health() {
             LogHealth::Ok => None,
             LogHealth::Full => {
                 let why = log.has_room().map_or_else(|full| full.to_string(), |()| "a write waits".into());
-                Some(format!("the disk is full: {why}"))
+                Some(Unwell::new("disk_full", format!("the disk is full: {why}")))
             }
-            LogHealth::Failed { detail } => Some(format!("the disk cannot be written: {detail}")),
+            LogHealth::Failed { detail } => {
+                Some(Unwell::new("disk_failed", format!("the disk cannot be written: {detail}")))
+            }
         }
     }
 }

@@ -75,6 +75,7 @@ pub use certificates::{CERTIFICATE_LIFE, CertifiedNode};
 pub use coalesce::Coalesced;
 pub use error::{ClusterError, ProposeError, Unavailable};
 pub use handle::{ClusterHandle, Registration};
+pub use health::Unwell;
 pub use membership::Identity;
 pub use raft::{FeedEntry, FeedGone, FeedPage, TaskWatch};
 pub use roster::NotAdmitted;

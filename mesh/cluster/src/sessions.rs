@@ -667,7 +667,7 @@ async fn beat(cluster: &ClusterHandle, hint: Option<NodeId>, detours: &mut Detou
         None => leader.or_else(|| any_other(cluster, unanswered)).map(Way::straight),
     };
     let Some(Way { node: leader, send_on }) = way else { return unknown };
-    let trouble = cluster.disk_trouble().unwrap_or_default();
+    let trouble = cluster.disk_trouble().map(|trouble| trouble.to_string()).unwrap_or_default();
     if leader == cluster.node_id() {
         cluster.troubles().said(leader, &trouble);
         return Beat::Answered(cluster.leader_sessions().keep_alive(cluster.leadership(), leader, cluster.boot()));

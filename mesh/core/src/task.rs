@@ -6,8 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::{
     AgentName, Artifact, Asked, Blob, BlobHash, ContextId, Doubt, Epoch, Event, EventKind, Intent, Labels, LateResult,
     Lease, Message, Metadata, NodeId, Outcome, Part, Principal, Rejection, Spent, Step, StepNo, StepRecord, TaskId,
-    Timestamp,
-    TraceContext,
+    Timestamp, TraceContext,
     limits::{
         MAX_ARTIFACTS, MAX_CONTENT_BYTES, MAX_EVENTS_PER_TASK, MAX_OUTSIDE_REASON_CHARS, MAX_OUTSIDE_REASONS,
         MAX_PARTS, MAX_RETAINED_EVENTS, MAX_STEPS, MAX_TASK_BYTES,

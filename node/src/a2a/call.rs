@@ -81,7 +81,7 @@ fn size(value: &Value) -> usize {
 }
 
 /// Decodes what is `bytes` long: a few large ones at a time, and beside what else the node has to do, which does not wait.
-pub(super) async fn decode<R>(bytes: usize, decode: impl FnOnce() -> R) -> R {
+pub(crate) async fn decode<R>(bytes: usize, decode: impl FnOnce() -> R) -> R {
     if bytes <= DECODED_IN_PLACE_BYTES {
         return decode();
     }
@@ -126,7 +126,7 @@ pub(super) fn check_last_event_id(headers: &HeaderMap) -> Result<(), WireError> 
     }
 }
 
-pub(super) async fn read_body(headers: &HeaderMap, body: Body) -> Result<Vec<u8>, WireError> {
+pub(crate) async fn read_body(headers: &HeaderMap, body: Body) -> Result<Vec<u8>, WireError> {
     read_up_to(MAX_BODY_BYTES, headers, body).await
 }
 

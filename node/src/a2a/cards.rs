@@ -135,6 +135,11 @@ fn agent_card(settings: &A2aSettings, spec: &AgentSpec) -> Result<Value, WireErr
     card.map(|card| described(settings, card))
 }
 
+/// The card of an agent; none where there is no such agent.
+pub(super) fn of(settings: &A2aSettings, agent: &str) -> Result<Option<Value>, WireError> {
+    known_agent(settings, agent).map(|spec| agent_card(settings, &spec)).transpose()
+}
+
 /// A card with what its listener asks of callers and takes.
 fn described(settings: &A2aSettings, mut card: Value) -> Value {
     auth::card::describe(&settings.auth, &mut card);

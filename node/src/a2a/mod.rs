@@ -51,6 +51,8 @@ use towline_trace::{Kind, Span, names};
 
 pub use card_signer::{CardKeyError, CardSigner};
 
+pub(crate) use call::{decode, read_body};
+
 use call::{Binding, Call};
 use cards::Cards;
 use extensions::{Active, Condition, Marks};
@@ -160,6 +162,44 @@ async fn answer(shared: &Shared, agent: Option<String>, route: &'static str, req
     marks.put(response.headers_mut());
     span.set(names::HTTP_RESPONSE_STATUS_CODE, i64::from(response.status().as_u16()));
     response
+}
+
+/// Asks for a method for a caller that another door has let in: with all that the bindings check and bound.
+///
+/// # Errors
+/// As the bindings answer them.
+pub(crate) async fn ask(
+    settings: &Arc<A2aSettings>,
+    caller: Caller,
+    agent: Option<&str>,
+    method: &str,
+    params: serde_json::Value,
+    trace: TraceContext,
+) -> Result<serde_json::Value, WireError> {
+    let asked = Asked {
+        agent,
+        caller,
+        door: Door::Public,
+        binding: Binding::HttpJson,
+        call: Call { method: method.to_owned(), params },
+        last_event_id: None,
+        consistency: None,
+        active: Active::default(),
+        condition: Condition::default(),
+        http: trace,
+    };
+    match Box::pin(handler::handle(settings, asked, None, &mut trace.clone())).await? {
+        Outcome::Answer(answer) => Ok(answer),
+        Outcome::Stream(_) => Err(WireError::internal(format!("{method} is answered with a stream"))),
+    }
+}
+
+/// The card of an agent; none where there is no such agent.
+///
+/// # Errors
+/// When it cannot be made: a bug.
+pub(crate) fn card_of(settings: &A2aSettings, agent: &str) -> Result<Option<serde_json::Value>, WireError> {
+    cards::of(settings, agent)
 }
 
 /// A request that is refused before its id is known.
@@ -282,4 +322,4 @@ pub(crate) fn fuzz_request(body: &[u8]) -> Option<serde_json::Value> {
 
 #[cfg(test)]
 #[expect(clippy::wildcard_enum_match_arm, reason = "anything else fails the test")]
-mod tests;
+pub(crate) mod tests;

@@ -328,7 +328,7 @@ fn to(task: &str) -> SendOptions {
     SendOptions { task_id: Some(task.to_owned()), ..SendOptions::default() }
 }
 
-fn chunk(text: &str, append: bool) -> OwnerWord {
+pub(crate) fn chunk(text: &str, append: bool) -> OwnerWord {
     OwnerWord::Chunk {
         artifact_id: "step-0".into(),
         name: None,
@@ -415,11 +415,11 @@ fn by_operator(command: Command) -> Proposal {
 }
 
 /// A cluster of one node with two agents, behind its public door.
-struct Node {
-    url: String,
-    http: reqwest::Client,
-    cluster: Cluster,
-    stopping: CancellationToken,
+pub(crate) struct Node {
+    pub(crate) url: String,
+    pub(crate) http: reqwest::Client,
+    pub(crate) cluster: Cluster,
+    pub(crate) stopping: CancellationToken,
     serving: JoinHandle<()>,
     _data: TempDir,
 }
@@ -440,6 +440,15 @@ impl Node {
     }
 
     async fn start_as(callers: AuthSettings, push: Option<Arc<EgressPolicy>>) -> Self {
+        Self::start_serving(callers, push, &crate::mcp_server::ServeSettings::default()).await
+    }
+
+    /// With this surface over MCP.
+    pub(crate) async fn start_serving(
+        callers: AuthSettings,
+        push: Option<Arc<EgressPolicy>>,
+        serve: &crate::mcp_server::ServeSettings,
+    ) -> Self {
         // Another test of this process may have been first.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let data = tempfile::tempdir().unwrap();
@@ -486,7 +495,8 @@ impl Node {
             api: crate::api::for_known(Arc::clone(&api)),
             stopping: stopping.clone(),
         });
-        let router = router(settings, Door::Public).merge(crate::api::router(api));
+        let mcp = crate::mcp_server::McpServer::new(serve, Arc::clone(&settings), Arc::clone(&api)).unwrap();
+        let router = router(settings, Door::Public).merge(crate::api::router(api)).merge(mcp.routes());
         let serving = tokio::spawn(listener::serve(tcp, listener::Plain, router, stopping.clone()));
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
         Self { url, http, cluster, stopping, serving, _data: data }
@@ -519,12 +529,12 @@ impl Node {
         (status, String::from_utf8_lossy(&body).into_owned())
     }
 
-    fn client(&self, path: &str) -> A2aClient {
+    pub(crate) fn client(&self, path: &str) -> A2aClient {
         A2aClient::new(self.http.clone(), format!("{}{path}", self.url))
     }
 
     /// The id of the task that a test has made.
-    async fn only_task(&self) -> String {
+    pub(crate) async fn only_task(&self) -> String {
         let client = self.client("/");
         timeout(PATIENCE, async {
             loop {
@@ -540,7 +550,7 @@ impl Node {
     }
 
     /// Reports as the owner of a task.
-    async fn report(&self, task: &str, words: Vec<OwnerWord>) {
+    pub(crate) async fn report(&self, task: &str, words: Vec<OwnerWord>) {
         let task: TaskId = task.parse().unwrap();
         let handle = self.cluster.handle();
         let lease = handle.local(|state| state.task(task).and_then(|task| task.lease.clone())).expect("a lease");
@@ -550,7 +560,7 @@ impl Node {
         handle.propose(Proposal { by, command: Command::Report(report) }, None).await.unwrap();
     }
 
-    async fn finish(&self, task: &str, state: TaskState) {
+    pub(crate) async fn finish(&self, task: &str, state: TaskState) {
         self.report(task, vec![OwnerWord::Finished { state, message: None }]).await;
     }
 
@@ -559,7 +569,7 @@ impl Node {
         self.cluster.handle().local(|state| state.task(task).unwrap().generation)
     }
 
-    async fn archive(&self, task: &str) {
+    pub(crate) async fn archive(&self, task: &str) {
         let (id, handle): (TaskId, _) = (task.parse().unwrap(), self.cluster.handle());
         let by = Principal::Node(handle.node_id());
         handle.propose(Proposal { by, command: Command::Archive { tasks: vec![id] } }, None).await.unwrap();
@@ -567,7 +577,7 @@ impl Node {
     }
 
     /// Starts a question of the agent, and asks it.
-    async fn ask(&self, task: &str, question: &str) {
+    pub(crate) async fn ask(&self, task: &str, question: &str) {
         self.ask_of(task, question, None).await;
     }
 
@@ -586,7 +596,7 @@ impl Node {
         .await;
     }
 
-    async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.stopping.cancel();
         timeout(PATIENCE, self.serving).await.expect("the door closes").unwrap();
         self.cluster.shutdown().await;

@@ -134,6 +134,7 @@ fn by_hand(tool: String, arguments: Map<String, Value>) -> CallRequest {
         idempotency_key: format!("by-hand/{id}"),
         trace: TraceContext { trace_id: bits, span_id, sampled: false },
         trace_state: String::new(),
+        labels: towline_core::Labels::new(),
         timeout: None,
         events: CallEvents::default(),
     }

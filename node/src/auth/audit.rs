@@ -89,7 +89,10 @@ mod tests {
         let principal = Principal::Named { id: "user:ada".parse().unwrap(), role };
         let labels = BTreeMap::from([("team".to_owned(), "blue\" op=\"none".to_owned())]);
         let session = Some("ds_1".into());
-        Caller::new(principal, Standing { permits: Permits::of(role, &[]), session, labels: Arc::new(labels) })
+        Caller::new(
+            principal,
+            Standing { permits: Permits::of(role, &[]), session, labels: Arc::new(labels), until: None },
+        )
     }
 
     #[test]

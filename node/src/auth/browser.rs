@@ -8,10 +8,9 @@ use reqwest::Url;
 const MAX_AGE: &str = "600";
 const METHODS: &str = "GET, HEAD, POST, PUT, DELETE, OPTIONS";
 /// What a page may send beside the simple headers.
-const REQUEST_HEADERS: &str = "authorization, content-type, a2a-version, a2a-extensions, last-event-id, traceparent, tracestate, range, if-none-match";
+const REQUEST_HEADERS: &str = "authorization, content-type, a2a-version, a2a-extensions, last-event-id, traceparent, tracestate, range, if-none-match, mcp-session-id, mcp-protocol-version, mcp-method, mcp-name";
 /// What a page may read beside the simple headers.
-const RESPONSE_HEADERS: &str =
-    "www-authenticate, retry-after, etag, location, content-range, accept-ranges, a2a-extensions, traceparent";
+const RESPONSE_HEADERS: &str = "www-authenticate, retry-after, etag, location, content-range, accept-ranges, a2a-extensions, traceparent, mcp-session-id";
 
 /// Where a page comes from: scheme, host and port, as a browser compares them.
 #[derive(Debug, Clone, PartialEq, Eq)]

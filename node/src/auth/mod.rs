@@ -186,6 +186,11 @@ impl Auth {
         Err(Refusal::Host { host: principal::shown_host(host) })
     }
 
+    /// Who issues the tokens that are taken here, if somebody does.
+    pub(crate) fn issuer(&self) -> Option<&str> {
+        self.verifier.as_ref().map(|verifier| verifier.settings().expected.issuer.as_str())
+    }
+
     fn checks_bearers(&self) -> bool {
         self.verifier.is_some()
             || self.sessions.get().is_some_and(|sessions| sessions.are_granted())

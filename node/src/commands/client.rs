@@ -220,6 +220,26 @@ impl Client {
         self.ask(|server| server.request(reqwest::Method::DELETE, path)).await
     }
 
+    /// Sends a message of MCP to the first node that is reached, with these headers. The answer may take as long as it goes on.
+    pub(crate) async fn mcp(
+        &self,
+        method: reqwest::Method,
+        headers: &[(&'static str, String)],
+        body: Option<&str>,
+    ) -> Result<reqwest::Response, CliError> {
+        let request = |server: &Server| {
+            let mut request = server.request(method.clone(), crate::mcp_server::PATH);
+            for (name, value) in headers {
+                request = request.header(*name, value);
+            }
+            match body {
+                Some(body) => request.header("content-type", "application/json").body(body.to_owned()),
+                None => request,
+            }
+        };
+        self.reach(request).await.map(|(_, answer)| answer)
+    }
+
     /// The answer of the first node that is reached, and which that is.
     async fn reach(
         &self,

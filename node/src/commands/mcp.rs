@@ -51,6 +51,7 @@ pub(crate) async fn run(command: &McpCommand, client: &Client, output: &mut Outp
             Ok(())
         }
         McpCommand::Tail { server, follow } => tail(server, *follow, client, output).await,
+        McpCommand::Serve => crate::mcp_server::stdio::serve(client).await,
     }
 }
 

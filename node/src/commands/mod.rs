@@ -3,7 +3,7 @@
 mod agent;
 mod auth;
 mod card;
-mod client;
+pub(crate) mod client;
 mod cluster;
 mod completion;
 mod context;

@@ -16,6 +16,7 @@ mod peers;
 mod push;
 mod secrets;
 mod section;
+mod serve;
 mod servers;
 mod telemetry;
 mod tree;
@@ -44,7 +45,7 @@ pub use telemetry::TelemetrySettings;
 use section::{Context, Field, Section};
 use tree::Tree;
 
-use crate::auth::AuthSettings;
+use crate::{auth::AuthSettings, mcp_server::ServeSettings};
 pub(crate) use values::{duration, http_url, is_plain_remote, peer_url, url_text};
 
 /// Largest configuration file: a hundred thousand agents fit.
@@ -94,6 +95,8 @@ pub struct NodeConfig {
     pub push: Option<Arc<EgressPolicy>>,
     /// What agent cards are signed with.
     pub cards: CardSettings,
+    /// What is served over MCP, and to whom.
+    pub serve: ServeSettings,
 }
 
 /// What lies over the file.
@@ -161,7 +164,7 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let mut node = node::read(&mut root);
     let (cluster, certificate_life) = read_cluster(&mut root);
     let models = models::read(&mut root);
-    let servers = servers::read(&mut root);
+    let (servers, serve) = servers::read(&mut root);
     let peers = peers::read(&mut root);
     let known = agents::Known {
         models: root.keys_of("models"),
@@ -179,8 +182,18 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     root.finish();
     let permits = node.permits;
     let (task_budget, task_time) = (limits.task_budget(), limits.task_time);
-    let mesh = MeshConfig { permits, models, servers, agents, peers, push: None, instance: String::new(), task_budget, task_time };
-    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth, push, cards }
+    let mesh = MeshConfig {
+        permits,
+        models,
+        servers,
+        agents,
+        peers,
+        push: None,
+        instance: String::new(),
+        task_budget,
+        task_time,
+    };
+    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth, push, cards, serve }
 }
 
 fn read_cluster(root: &mut Section<'_>) -> (Option<String>, Duration) {

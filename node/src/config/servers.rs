@@ -8,8 +8,10 @@ use towline_core::OnAdoption;
 use super::{
     mistakes::hint,
     section::{Field, Section},
+    serve,
     values::{duration, glob, http_url, is_plain_remote, plain_name, resolve, url_text},
 };
+use crate::mcp_server::ServeSettings;
 
 /// Most calls of one server at the same time.
 const MAX_CALLS: u32 = 1_000;
@@ -18,8 +20,11 @@ const RESERVED: &str = "resource";
 /// As program of a stdio server this stands for the running binary, wherever it lies.
 const OURSELVES: &str = "towline";
 
-pub(crate) fn read(root: &mut Section<'_>) -> Vec<McpServerConfig> {
-    let Some(mut section) = root.get("mcp").and_then(|field| field.section()) else { return Vec::new() };
+/// The servers, and what is served.
+pub(crate) fn read(root: &mut Section<'_>) -> (Vec<McpServerConfig>, ServeSettings) {
+    let Some(mut section) = root.get("mcp").and_then(|field| field.section()) else {
+        return (Vec::new(), ServeSettings::default());
+    };
     let mut servers: Vec<McpServerConfig> = Vec::new();
     for field in section.list("servers") {
         let Some(server) = read_server(&field) else { continue };
@@ -28,8 +33,9 @@ pub(crate) fn read(root: &mut Section<'_>) -> Vec<McpServerConfig> {
         }
         servers.push(server);
     }
+    let serve = section.get("serve").and_then(|field| serve::read(&field, &servers));
     section.finish();
-    servers
+    (servers, serve.unwrap_or_default())
 }
 
 fn read_server(field: &Field<'_>) -> Option<McpServerConfig> {

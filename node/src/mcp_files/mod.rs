@@ -13,6 +13,8 @@ mod transport;
 use clap::Args;
 use std::{io, net::SocketAddr, path::PathBuf};
 
+pub(crate) use transport::{Output, input, output};
+
 use folder::Folder;
 use server::FileServer;
 

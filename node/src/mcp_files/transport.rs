@@ -29,8 +29,8 @@ const LAST_WRITE: Duration = Duration::from_secs(5);
 /// Path of the MCP endpoint.
 const ENDPOINT: &str = "/mcp";
 
-type Input = Box<dyn AsyncRead + Send + Unpin>;
-type Output = Box<dyn AsyncWrite + Send + Unpin>;
+pub(crate) type Input = Box<dyn AsyncRead + Send + Unpin>;
+pub(crate) type Output = Box<dyn AsyncWrite + Send + Unpin>;
 
 pub(super) async fn serve_stdio(server: FileServer) -> Result<(), McpFilesError> {
     let (input, output) = (input().map_err(McpFilesError::Stdio)?, output().map_err(McpFilesError::Stdio)?);
@@ -63,7 +63,7 @@ pub(super) async fn serve_streams(
 
 /// Standard input without a hop to a blocking thread for each read: a pipe or a socket, depending on who started this
 /// process. A terminal or a file has no such way.
-fn input() -> io::Result<Input> {
+pub(crate) fn input() -> io::Result<Input> {
     let fd = rustix::io::dup(io::stdin())?;
     let kind = file_type(&fd)?;
     Ok(if kind.is_fifo() {
@@ -75,7 +75,8 @@ fn input() -> io::Result<Input> {
     })
 }
 
-fn output() -> io::Result<Output> {
+/// Standard output in the same way.
+pub(crate) fn output() -> io::Result<Output> {
     let fd = rustix::io::dup(io::stdout())?;
     let kind = file_type(&fd)?;
     Ok(if kind.is_fifo() {

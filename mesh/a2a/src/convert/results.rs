@@ -3,8 +3,8 @@
 use a2a_pb::protojson_conv::{self, ProtoJsonPayload};
 use serde_json::{Map, Value, json};
 use towline_core::{
-    AgentSpec, Artifact, BUDGET_KEY, Budget, ContextId, Event, EventKind, Labels, Message, Metadata, Part, Task, TaskId,
-    TaskPage, TaskState, TaskStatus, Timestamp,
+    AgentSpec, Artifact, BUDGET_KEY, Budget, ContextId, Event, EventKind, Labels, Message, Metadata, Part, Task,
+    TaskId, TaskPage, TaskState, TaskStatus, Timestamp,
 };
 
 use super::annotations::annotations;

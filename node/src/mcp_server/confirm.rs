@@ -1,0 +1,203 @@
+//! How a person confirms what changes something: the third guard. A [`Confirmed`] is made here and nowhere else, by the word of a
+//! client that has said that it asks people, and nothing is changed without one. Whatever else comes, and nothing at all, is a no.
+//!
+//! With a session the question is a request on the stream of the call. Without one it is the result of the call; the client
+//! calls once more with the answer, and with a seal that says which question it answers.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use ring::hmac;
+use serde_json::{Value, json};
+
+use super::{
+    Ask,
+    dispatch::Work,
+    message::{Request, RpcError, code},
+};
+
+/// How long a person may take.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What a client is told that asks nobody.
+pub(super) const NOBODY: &str = "this tool requires a person's confirmation, which this client cannot give: use a client that \
+     declares the capability elicitation, or the command line";
+
+/// The key of the question, and of the field of its answer.
+const KEY: &str = "confirm";
+
+/// A person has said yes.
+pub(super) struct Confirmed(());
+
+/// What came of asking without a session.
+pub(super) enum Asked {
+    Confirmed(Confirmed),
+    /// Nobody said yes.
+    Not(String),
+    /// The result that asks.
+    First(Value),
+    /// The client asks nobody.
+    Cannot(RpcError),
+}
+
+/// Asks on the stream of a call.
+///
+/// # Errors
+/// Why that is a no.
+pub(super) async fn by_question(work: &Work, question: &str) -> Result<Confirmed, String> {
+    let live = work.ask.session.as_ref().filter(|_| work.ask.speaker.elicits);
+    let live = live.and_then(|session| work.ask.server.sessions.get(session)).ok_or(NOBODY)?;
+    let id = json!(format!("confirm-{}", uuid::Uuid::now_v7().simple()));
+    let expected = live.expect(&id).map_err(|error| error.message)?;
+    let request =
+        json!({ "jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": elicitation(question, None) });
+    work.say.send(request).await.map_err(|_| "the client has gone")?;
+    let answered = tokio::select! {
+        answered = expected.within(PATIENCE) => answered,
+        () = work.taken_back() => return Err("the call was taken back".to_owned()),
+    };
+    match answered {
+        Some(Ok(result)) => said_yes(&result).then_some(Confirmed(())).ok_or_else(|| refused(&result)),
+        Some(Err(_)) => Err("not confirmed: the client could not ask anybody".to_owned()),
+        None => Err("not confirmed: nobody has answered".to_owned()),
+    }
+}
+
+/// Asks by the result of a call, and reads the answer out of the next one.
+pub(super) fn by_another_call(ask: &Ask, request: &Request, question: &str) -> Asked {
+    if !ask.speaker.elicits {
+        let data = json!({ "requiredCapabilities": { "elicitation": { "form": {} } } });
+        return Asked::Cannot(RpcError::new(code::MISSING_CAPABILITY, NOBODY).with(data));
+    }
+    let about = about(ask, request);
+    let answer = request.params.get("inputResponses").and_then(|answers| answers.get(KEY));
+    let state = request.params.get("requestState").and_then(Value::as_str);
+    match (answer, state) {
+        (Some(answer), Some(state)) if ask.server.seal.is_of(state, &about, now()) => {
+            if said_yes(answer) {
+                Asked::Confirmed(Confirmed(()))
+            } else {
+                Asked::Not(refused(answer))
+            }
+        }
+        // Nothing was asked yet, or by another node, or too long ago, or about something else.
+        (Some(_) | None, Some(_) | None) => {
+            let asked = json!({ "method": "elicitation/create", "params": elicitation(question, Some("form")) });
+            Asked::First(json!({
+                "inputRequests": { KEY: asked },
+                "requestState": ask.server.seal.of(&about, now()),
+                "resultType": "input_required",
+            }))
+        }
+    }
+}
+
+fn elicitation(question: &str, mode: Option<&str>) -> Value {
+    let mut params = json!({
+        "message": question,
+        "requestedSchema": {
+            "type": "object",
+            "properties": { KEY: { "type": "boolean", "title": "Do it", "description": question, "default": false } },
+            "required": [KEY],
+        },
+    });
+    if let Some(mode) = mode {
+        params["mode"] = mode.into();
+    }
+    params
+}
+
+/// Yes is an accepted form with the box ticked, and nothing else.
+fn said_yes(result: &Value) -> bool {
+    result.get("action").and_then(Value::as_str) == Some("accept")
+        && result.get("content").and_then(|content| content.get(KEY)) == Some(&Value::Bool(true))
+}
+
+fn refused(result: &Value) -> String {
+    let action = result.get("action").and_then(Value::as_str).unwrap_or("no answer that can be read");
+    format!("not confirmed: {}", towline_a2a::shortened(action))
+}
+
+/// What a question is about: an answer to it is not one to another.
+fn about(ask: &Ask, request: &Request) -> String {
+    let part = |name: &str| request.params.get(name).cloned().unwrap_or_default();
+    format!("{:?}\n{}\n{}", ask.caller.principal, part("name"), part("arguments"))
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Marks questions of this process, so that an answer says which one it is to. Another node, or the next life of this one, does
+/// not know it, and asks again.
+pub(super) struct Seal(Option<hmac::Key>);
+
+impl Seal {
+    pub fn new() -> Self {
+        let key = hmac::Key::generate(hmac::HMAC_SHA256, &ring::rand::SystemRandom::new());
+        if key.is_err() {
+            tracing::error!("the system has no randomness: nothing can be confirmed without a session");
+        }
+        Self(key.ok())
+    }
+
+    /// The mark of a question that is asked now, in seconds since 1970.
+    fn of(&self, about: &str, now: u64) -> String {
+        let until = now.saturating_add(PATIENCE.as_secs());
+        let tag = self.0.as_ref().map(|key| hmac::sign(key, text(about, until).as_bytes()));
+        format!("{until}.{}", BASE64_URL_SAFE_NO_PAD.encode(tag.as_ref().map_or(&[][..], AsRef::as_ref)))
+    }
+
+    /// Whether a mark is of this question, and not too old.
+    fn is_of(&self, mark: &str, about: &str, now: u64) -> bool {
+        let Some((until, tag)) = mark.split_once('.') else { return false };
+        let (Ok(until), Ok(tag), Some(key)) = (until.parse::<u64>(), BASE64_URL_SAFE_NO_PAD.decode(tag), &self.0)
+        else {
+            return false;
+        };
+        now <= until && hmac::verify(key, text(about, until).as_bytes(), &tag).is_ok()
+    }
+}
+
+fn text(about: &str, until: u64) -> String {
+    format!("{until}\n{about}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_accepted_form_with_the_box_ticked_is_a_yes() {
+        assert!(said_yes(&json!({ "action": "accept", "content": { "confirm": true } })));
+        for no in [
+            json!({}),
+            json!(null),
+            json!("accept"),
+            json!({ "action": "accept" }),
+            json!({ "action": "accept", "content": {} }),
+            json!({ "action": "accept", "content": { "confirm": false } }),
+            json!({ "action": "accept", "content": { "confirm": "true" } }),
+            json!({ "action": "Accept", "content": { "confirm": true } }),
+            json!({ "action": "decline", "content": { "confirm": true } }),
+            json!({ "action": "cancel" }),
+        ] {
+            assert!(!said_yes(&no), "{no}");
+        }
+    }
+
+    #[test]
+    fn a_seal_is_of_one_question_of_this_process_for_a_while() {
+        let (seal, at) = (Seal::new(), 1_000);
+        let mark = seal.of("cancel 1", at);
+        assert!(seal.is_of(&mark, "cancel 1", at + PATIENCE.as_secs()));
+        assert!(!seal.is_of(&mark, "cancel 2", at), "another question");
+        assert!(!seal.is_of(&mark, "cancel 1", at + PATIENCE.as_secs() + 1), "too old");
+        assert!(!Seal::new().is_of(&mark, "cancel 1", at), "another process");
+        let later = mark.replacen(|c: char| c.is_ascii_digit(), "9", 1);
+        for wrong in ["", ".", "1300", "1300.", "x.y", &later, &format!("{mark}A")] {
+            assert!(!seal.is_of(wrong, "cancel 1", at), "{wrong}");
+        }
+        assert!(!Seal(None).is_of(&Seal(None).of("cancel 1", at), "cancel 1", at), "without randomness");
+    }
+}

@@ -1,0 +1,83 @@
+//! What a configuration says of the MCP server.
+
+use towline_core::{AgentName, Principal};
+
+use super::{reads::Read, writes::Write};
+
+/// `mcp.serve:`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServeSettings {
+    /// Whether `/mcp` is there at all.
+    pub enabled: bool,
+    /// The reads that are served, by name.
+    pub tools: Vec<String>,
+    /// The agents that are tools.
+    pub agents: Vec<AgentName>,
+    /// The guarded writes, and for whom each is.
+    pub writes: Vec<Guarded>,
+    /// The names under which clients reach this node, beside those of this machine and of the public URL.
+    pub hosts: Vec<String>,
+    /// The MCP servers whose tools are served as well.
+    pub federate: Vec<Federated>,
+}
+
+impl Default for ServeSettings {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            tools: Read::ALL.iter().map(|read| read.name().to_owned()).collect(),
+            agents: Vec::new(),
+            writes: Vec::new(),
+            hosts: Vec::new(),
+            federate: Vec::new(),
+        }
+    }
+}
+
+/// A write that is served to some.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guarded {
+    /// Which.
+    pub write: Write,
+    /// Patterns of the names of principals.
+    pub clients: Vec<String>,
+}
+
+impl Guarded {
+    /// Whether this one is on the list.
+    pub fn is_for(&self, caller: &Principal) -> bool {
+        is_listed(&self.clients, caller)
+    }
+}
+
+/// A server whose tools are served as well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Federated {
+    /// Its name under `mcp.servers`.
+    pub server: String,
+    /// Patterns of the names of its tools.
+    pub allow: Vec<String>,
+    /// Patterns of the names of principals.
+    pub clients: Vec<String>,
+}
+
+impl Federated {
+    /// Whether this one may use the server.
+    pub fn is_for(&self, caller: &Principal) -> bool {
+        is_listed(&self.clients, caller)
+    }
+
+    /// Whether a tool of the server is served.
+    pub fn serves(&self, tool: &str) -> bool {
+        self.allow.iter().any(|pattern| glob_match::glob_match(pattern, tool))
+    }
+}
+
+/// Agents act for somebody, and are not who they act for.
+fn is_listed(patterns: &[String], caller: &Principal) -> bool {
+    let name = match caller {
+        Principal::Operator | Principal::Named { .. } => caller.to_string(),
+        Principal::Node(_) | Principal::Agent { .. } => return false,
+    };
+    patterns.iter().any(|pattern| glob_match::glob_match(pattern, &name))
+}

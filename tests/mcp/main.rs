@@ -1,0 +1,7 @@
+//! The mesh as an MCP server, over real processes: sessions that outlive their node, tools of other servers, standard input
+//! and output, and what must not be served.
+
+mod client;
+mod gateway;
+mod serving;
+mod stdio;
