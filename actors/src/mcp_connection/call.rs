@@ -667,7 +667,7 @@ mod tests {
         let result = read(answer).unwrap();
         assert_eq!((result.text.as_str(), result.is_error), ("a\n{\"type\":\"hologram\"}", true));
         let large = json!({ "content": [{ "type": "hologram", "rays": "x".repeat(20_000) }] });
-        assert_eq!(read(large).unwrap().text, "[hologram, 20031 bytes]");
+        assert_eq!(read(large).unwrap().text, "[hologram, 20029 bytes]");
     }
 
     #[test]
