@@ -384,9 +384,12 @@ async fn start_mesh(config: &NodeConfig, handle: &ClusterHandle, api: &Api) -> R
     let public_url = api.public_url.clone();
     let push = config.push.clone().map(|policy| PushConfig { policy, public_url });
     let mesh = MeshConfig { push, instance: config.node.name.clone(), ..config.mesh.clone() };
-    let mesh = Mesh::start(mesh, handle.clone()).await.map_err(|error| match error {
-        MeshError::RequiredServer { .. } => CliError::RequiredServer(chain(&error)),
-        error => CliError::other(error),
+    let mesh = Mesh::start(mesh, handle.clone()).await.map_err(|error| {
+        if matches!(error, MeshError::RequiredServer { .. }) {
+            CliError::RequiredServer(chain(&error))
+        } else {
+            CliError::other(error)
+        }
     })?;
     *api.mesh.lock().await = Some(mesh);
     let registration = Registration { capacity: config.mesh.permits, agents, labels: config.node.labels.clone() };

@@ -149,10 +149,7 @@ fn is_same(ours: &ProgressToken, theirs: &ProgressToken) -> bool {
 
 /// A log message on one line.
 pub(super) fn log_line(said: &LoggingMessageNotificationParam) -> String {
-    let data = match &said.data {
-        serde_json::Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
+    let data = said.data.as_str().map_or_else(|| said.data.to_string(), str::to_owned);
     let level = serde_json::to_value(said.level).ok();
     let level = level.as_ref().and_then(serde_json::Value::as_str).unwrap_or("log");
     let logger = said.logger.as_deref().map(|logger| format!("{logger}: ")).unwrap_or_default();

@@ -541,9 +541,10 @@ mod tests {
 
     #[test]
     fn an_argument_stays_where_it_belongs() {
-        let asked = |envelope: Value| match read(&envelope, &caller(PrincipalRole::Operator)).unwrap().ask {
-            Ask::Route(request) => (request.method().to_string(), request.uri().to_string()),
-            other => panic!("{other:?}"),
+        let asked = |envelope: Value| {
+            let asked = read(&envelope, &caller(PrincipalRole::Operator)).unwrap().ask;
+            let Ask::Route(request) = asked else { panic!("{asked:?}") };
+            (request.method().to_string(), request.uri().to_string())
         };
         let cases = [
             (

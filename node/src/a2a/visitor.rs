@@ -28,7 +28,7 @@ pub(super) fn snapshot(task: &Task, view: TaskView) -> Answer {
 pub(super) fn events(task: &Task, skipped: usize, most: usize) -> (VecDeque<(u64, Answer)>, Option<u64>) {
     let looked_at = || task.events.iter().skip(skipped).take(most);
     let shown = |event: &Event| Some((event.index, convert::event(task, &bare_event(event)?)));
-    (looked_at().filter_map(shown).collect(), looked_at().last().map(|event| event.index))
+    (looked_at().filter_map(shown).collect(), looked_at().next_back().map(|event| event.index))
 }
 
 fn bare_event(event: &Event) -> Option<Event> {

@@ -73,7 +73,7 @@ async fn send(
                     follow.task = Some(task.id.clone());
                     task::show_settled(&task::settled(&task.id, &endpoints, output).await?, output)
                 }
-                reply => show_reply(reply, false, output),
+                reply @ (SendReply::Task(_) | SendReply::Message(_)) => show_reply(reply, false, output),
             };
         }
         follow.until_the_end(first, again, output).await
