@@ -166,11 +166,14 @@ async fn alive() -> Response {
 /// Whether this node does its part. Whoever reaches the port is told the kind of a problem; the log has the rest.
 async fn health(State(api): State<Arc<Api>>) -> Response {
     let mut problems = Vec::new();
-    if !api.ready.load(Ordering::Relaxed) {
+    let is_ready = api.ready.load(Ordering::Relaxed);
+    if !is_ready {
         problems.push("not_registered");
     }
     if let Err(unwell) = api.cluster.health() {
-        tell(&unwell);
+        if is_ready {
+            tell(&unwell);
+        }
         problems.push(unwell.class);
     }
     if problems.is_empty() {

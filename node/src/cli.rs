@@ -538,13 +538,15 @@ pub enum McpCommand {
     #[command(after_help = "Examples:\n  towline mcp inspect files\n  towline mcp inspect files -o json")]
     Inspect {
         /// Name of the server in the configuration
-        server: String,
+        #[arg(value_name = "SERVER")]
+        mcp_server: String,
     },
     /// Calls one tool by hand; it is no task's call, and happens once
     #[command(after_help = "Example:\n  towline mcp call files read_file '{\"path\": \"notes.md\"}'")]
     Call {
         /// Name of the server in the configuration
-        server: String,
+        #[arg(value_name = "SERVER")]
+        mcp_server: String,
         /// The tool, as the server names it
         tool: String,
         /// Its arguments, a JSON object
@@ -555,7 +557,8 @@ pub enum McpCommand {
     #[command(after_help = "Example:\n  towline mcp read files file:///notes.md")]
     Read {
         /// Name of the server in the configuration
-        server: String,
+        #[arg(value_name = "SERVER")]
+        mcp_server: String,
         /// URI of the resource
         uri: String,
     },
@@ -563,7 +566,8 @@ pub enum McpCommand {
     #[command(after_help = "Examples:\n  towline mcp prompt files\n  towline mcp prompt files review path=notes.md")]
     Prompt {
         /// Name of the server in the configuration
-        server: String,
+        #[arg(value_name = "SERVER")]
+        mcp_server: String,
         /// The prompt; all are listed if it is left out
         name: Option<String>,
         /// Its arguments
@@ -574,7 +578,8 @@ pub enum McpCommand {
     #[command(after_help = "Examples:\n  towline mcp tail files\n  towline mcp tail files --follow")]
     Tail {
         /// Name of the server in the configuration
-        server: String,
+        #[arg(value_name = "SERVER")]
+        mcp_server: String,
         /// Goes on until it is interrupted
         #[arg(short, long)]
         follow: bool,

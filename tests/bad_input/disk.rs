@@ -154,8 +154,8 @@ impl Drop for SmallDisk {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_follower_with_a_full_disk_does_not_stop_the_others() {
+/// Three nodes that vote, the last of them on a disk of its own.
+async fn third_on_a_small_disk() -> (Cluster, SmallDisk, FakeModel) {
     let model = FakeModel::start(|_| Answer::say("spoken")).await;
     let mesh = model.config() + "agents:\n  - { name: speaker, description: S., instruction: S., replicas: all }\n";
     let mut cluster = Cluster::start(Plan { nodes: 2, permits: 8, mesh: mesh.clone() }).await;
@@ -165,6 +165,12 @@ async fn a_follower_with_a_full_disk_does_not_stop_the_others() {
     third.start(Some((&cluster.nodes[0].peer, &token)));
     cluster.nodes.push(third);
     cluster.all_ready().await;
+    (cluster, disk, model)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_with_a_full_disk_does_not_stop_the_others() {
+    let (mut cluster, disk, _model) = third_on_a_small_disk().await;
 
     let full = cluster.nodes[2].id;
     let quorum =
@@ -198,15 +204,7 @@ async fn a_follower_with_a_full_disk_does_not_stop_the_others() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_whose_disk_is_full_hands_over_each_time() {
-    let model = FakeModel::start(|_| Answer::say("spoken")).await;
-    let mesh = model.config() + "agents:\n  - { name: speaker, description: S., instruction: S., replicas: all }\n";
-    let mut cluster = Cluster::start(Plan { nodes: 2, permits: 8, mesh: mesh.clone() }).await;
-    let mut third = TestNode::new(cluster.folder(), "third", 8, &mesh);
-    let disk = SmallDisk::mount(&third.data());
-    let token = cluster.join_token().await;
-    third.start(Some((&cluster.nodes[0].peer, &token)));
-    cluster.nodes.push(third);
-    cluster.all_ready().await;
+    let (cluster, disk, _model) = third_on_a_small_disk().await;
 
     let third = cluster.nodes[2].id;
     for round in 0..2 {

@@ -43,7 +43,7 @@ async fn an_unknown_agent_is_named_with_those_that_are_known(url: &str) {
     let refused = nobody.send(text_message("m-9", "speak")).await.unwrap_err();
     assert!(refused.message.contains("nobody") && refused.message.contains("speaker"), "{refused:?}");
     let ran = run_cli(["send", "nobody", "speak", "--server", url]).await;
-    assert_eq!(ran.code, 1, "{ran:?}");
+    assert_eq!(ran.code, 2, "{ran:?}");
     assert!(ran.stderr.contains("nobody") && ran.stderr.contains("speaker"), "{ran:?}");
     assert_eq!(ran.stdout, "", "errors are no data");
 }

@@ -111,7 +111,7 @@ async fn what_no_other_node_hosts_stays_and_is_said_and_a_step_is_interrupted_at
     assert!(shown.stdout.contains(&format!("only node {third} takes tasks of agent hermit")), "{shown:?}");
 
     let refused = operate(&url, &["drain", &third.to_string(), "--timeout", "25h"]).await;
-    assert_eq!(refused.code, 1, "{refused:?}");
+    assert_eq!(refused.code, 2, "{refused:?}");
     assert!(refused.stderr.contains("timeout_ms is out of range: 0 to 86400000"), "{refused:?}");
     let unknown = operate(&url, &["drain", "9999"]).await;
     assert!(

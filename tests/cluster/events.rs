@@ -59,7 +59,7 @@ async fn an_index_that_is_not_there_is_refused_and_one_that_is_gone_names_the_ol
     let task = send(&cluster.nodes[0]).await;
     let url = cluster.nodes[0].url.clone();
     let ahead = run_cli(["events", "--after", "99999999", "--server", &url]).await;
-    assert!(ahead.code == 1 && ahead.stderr.contains("not there yet"), "{ahead:?}");
+    assert!(ahead.code == 2 && ahead.stderr.contains("not there yet"), "{ahead:?}");
 
     // A cluster that begins with what was saved of another begins its log behind it.
     let file = cluster.folder().join("saved.towline");

@@ -14,7 +14,7 @@ use towline_a2a::{WireError, shortened};
 use super::principal::Caller;
 use crate::auth::Way;
 
-use Kind::{List, Number, Text, Truth};
+use Kind::{List, Number, Object, Text, Truth};
 use Place::{Body as InBody, Path as InPath, Query as InQuery};
 
 /// Largest answer of a command: as much as is put into one message elsewhere.
@@ -64,6 +64,7 @@ pub(crate) enum Kind {
     Truth,
     /// Of texts.
     List,
+    Object,
 }
 
 impl Kind {
@@ -72,6 +73,7 @@ impl Kind {
             Text => value.is_string(),
             Number => value.is_u64(),
             Truth => value.is_boolean(),
+            Object => value.is_object(),
             List => value.as_array().is_some_and(|items| items.iter().all(Value::is_string)),
         }
     }
@@ -82,6 +84,7 @@ impl Kind {
             Number => "whole number",
             Truth => "true or false",
             List => "list of texts",
+            Object => "JSON object",
         }
     }
 }
@@ -111,7 +114,7 @@ const fn delete(path: &'static str) -> Way {
 }
 
 /// All commands, by name.
-pub(crate) static OPERATIONS: [Operation; 29] = [
+pub(crate) static OPERATIONS: [Operation; 34] = [
     operation("agent.list", "the agents and where they are placed", get("/api/v1/agents"), &[]),
     operation(
         "auth.device.approve",
@@ -189,7 +192,37 @@ pub(crate) static OPERATIONS: [Operation; 29] = [
         get("/api/v1/events"),
         &[may("after", InQuery, Number), may("kinds", InQuery, List), may("limit", InQuery, Number)],
     ),
+    operation(
+        "mcp.call",
+        "calls one tool of an MCP server by hand",
+        post("/api/v1/mcp/{server}/call"),
+        &[must("server", InPath, Text), must("tool", InBody, Text), may("arguments", InBody, Object)],
+    ),
+    operation(
+        "mcp.inspect",
+        "what an MCP server says of itself",
+        get("/api/v1/mcp/{server}"),
+        &[must("server", InPath, Text)],
+    ),
+    operation(
+        "mcp.prompt",
+        "has an MCP server make a prompt",
+        post("/api/v1/mcp/{server}/prompt"),
+        &[must("server", InPath, Text), must("name", InBody, Text), may("arguments", InBody, Object)],
+    ),
+    operation(
+        "mcp.read",
+        "reads a resource of an MCP server",
+        post("/api/v1/mcp/{server}/read"),
+        &[must("server", InPath, Text), must("uri", InBody, Text)],
+    ),
     operation("mcp.status", "the MCP servers of the node that is asked", get("/api/v1/mcp"), &[]),
+    operation(
+        "mcp.tail",
+        "what an MCP server says beside its answers",
+        get("/api/v1/mcp/{server}/tail"),
+        &[must("server", InPath, Text), may("after", InQuery, Number)],
+    ),
     operation(
         "peer.add",
         "makes an agent outside of this mesh known",
@@ -502,8 +535,8 @@ mod tests {
         }
         for way in ways {
             let Way::Route(verb, path) = way else { continue };
-            // Bytes, which no message holds.
-            let is_none = path.starts_with("/blobs") || *path == "/api/v1/cluster/snapshot";
+            // Bytes, which no message holds, and another protocol.
+            let is_none = path.starts_with("/blobs") || *path == "/api/v1/cluster/snapshot" || *path == "/mcp";
             let is_command = OPERATIONS.iter().any(|operation| operation.way == *way);
             assert_ne!(is_none, is_command, "{verb} {path}: it needs a line in this table");
         }
@@ -571,6 +604,6 @@ mod tests {
         };
         let names: Vec<&str> =
             help["commands"].as_array().unwrap().iter().map(|one| one["op"].as_str().unwrap()).collect();
-        assert_eq!(names, ["events.read", "task.cancel", "task.get", "task.list"]);
+        assert_eq!(names, ["events.read", "push.list", "task.cancel", "task.get", "task.list", "task.trace"]);
     }
 }

@@ -19,23 +19,23 @@ const MAX_CELL_CHARS: usize = 80;
 pub(crate) async fn run(command: &McpCommand, client: &Client, output: &mut Output) -> Result<(), CliError> {
     match command {
         McpCommand::List => list(client, output).await,
-        McpCommand::Inspect { server } => inspect(server, client, output).await,
-        McpCommand::Call { server, tool, arguments } => {
+        McpCommand::Inspect { mcp_server: server } => inspect(server, client, output).await,
+        McpCommand::Call { mcp_server: server, tool, arguments } => {
             let arguments = object(arguments)?;
             let body = json!({ "arguments": arguments, "tool": tool });
             result(client.post(&path(server, "/call"), &body).await?, output)
         }
-        McpCommand::Read { server, uri } => {
+        McpCommand::Read { mcp_server: server, uri } => {
             result(client.post(&path(server, "/read"), &json!({ "uri": uri })).await?, output)
         }
-        McpCommand::Prompt { server, name: None, .. } => {
+        McpCommand::Prompt { mcp_server: server, name: None, .. } => {
             let found = looked_at(server, client).await?;
             if output.is_json() {
                 return Ok(output.json(&json!({ "prompts": found.prompts }))?);
             }
             prompts(found.prompts, output)
         }
-        McpCommand::Prompt { server, name: Some(name), arguments } => {
+        McpCommand::Prompt { mcp_server: server, name: Some(name), arguments } => {
             let arguments = pairs(arguments)?;
             let body = json!({ "arguments": arguments, "name": name });
             let made = client.post(&path(server, "/prompt"), &body).await?;
@@ -50,7 +50,7 @@ pub(crate) async fn run(command: &McpCommand, client: &Client, output: &mut Outp
             }
             Ok(())
         }
-        McpCommand::Tail { server, follow } => tail(server, *follow, client, output).await,
+        McpCommand::Tail { mcp_server: server, follow } => tail(server, *follow, client, output).await,
         McpCommand::Serve => crate::mcp_server::stdio::serve(client).await,
     }
 }

@@ -173,7 +173,8 @@ mod tests {
             other.await.unwrap().unwrap();
         }
         assert_eq!(asked.load(Ordering::SeqCst), 2);
-        assert_eq!((looks.waiting().all, looks.waiting().of.len()), (0, 0), "all places are given back");
+        let waiting = looks.waiting();
+        assert_eq!((waiting.all, waiting.of.len()), (0, 0), "all places are given back");
     }
 
     #[tokio::test]

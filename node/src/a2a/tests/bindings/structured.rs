@@ -133,6 +133,7 @@ async fn every_command_is_answered_to_whom_it_is_for_and_about_what_is_theirs_on
                         (Kind::Number, _) => json!(99),
                         (Kind::Truth, _) => json!(true),
                         (Kind::List, _) => json!(["http://127.0.0.1:1"]),
+                        (Kind::Object, _) => json!({}),
                     };
                     args.insert(argument.name.to_owned(), value);
                 }
@@ -346,7 +347,9 @@ async fn the_card_declares_commands_and_events_and_the_extended_one_those_of_its
     let ada = client(&node, Spoken::JsonRpc, ADA).await;
     let card = ada.ask("GetExtendedAgentCard", json!({})).await.unwrap();
     let ops = params(&card, COMMAND)["ops"].clone();
-    assert_eq!(ops, json!(["commands", "agent.list", "events.read", "task.cancel", "task.get", "task.list"]));
+    let allowed =
+        ["commands", "agent.list", "events.read", "push.list", "task.cancel", "task.get", "task.list", "task.trace"];
+    assert_eq!(ops, json!(allowed));
     let kinds = params(&card, EVENTS)["kinds"].clone();
     assert!(kinds.as_array().unwrap().iter().all(|kind| kind.as_str().unwrap().starts_with("task.")), "{kinds}");
     node.stop().await;
