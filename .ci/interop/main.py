@@ -20,6 +20,7 @@ import httpx
 import a2a_client
 import a2a_peers
 import a2a_push
+import mcp_door
 import mcp_servers
 import openai_wire
 import signed_cards
@@ -171,6 +172,7 @@ def main() -> int:
         results.append(suite("Signed cards, verified in Python", lambda: signed_cards.run(cluster.urls)))
         results.append(suite("A2A client in JavaScript", lambda: javascript(programs, cluster.urls)))
         binary = arguments.binary.resolve()
+        results.append(suite("MCP conformance suites and Inspector", lambda: mcp_door.run(binary, modules, folder)))
         results.append(suite("Contracts of a2a-proof", lambda: suites.proof(binary, folder)))
         results.append(suite("Contracts of a2a-testbed", lambda: suites.testbed(binary, folder)))
         results.append(suite("A2A servers of others as peers", lambda: a2a_peers.run(cluster, [f"http://127.0.0.1:{port}" for port in peer_ports])))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -121,10 +122,13 @@ def started(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 def inspector(checks: Checks, modules: Path, url: str) -> None:
     """The command line of the MCP Inspector."""
-    program = modules / "node_modules/.bin/mcp-inspector-cli"
+    scope = modules / "node_modules/@modelcontextprotocol"
+    # Published alone, it still reads the version of the package that it is a part of.
+    shutil.copy(scope / "inspector-cli/package.json", scope / "package.json")
+    program = ["node", str(scope / "inspector-cli/build/index.js")]
 
     def ask(*arguments: str) -> dict:
-        done = started([str(program), url, "--transport", "http", *arguments])
+        done = started([*program, url, "--transport", "http", *arguments])
         return json.loads(done.stdout) if done.returncode == 0 else {"failed": done.stdout + done.stderr}
 
     listed = ask("--method", "tools/list")
