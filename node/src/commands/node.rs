@@ -78,8 +78,10 @@ mod tests {
         std::fs::write(folder.path().join("cert.pem"), certificate.pem()).unwrap();
         std::fs::write(folder.path().join("key.pem"), key.serialize_pem()).unwrap();
         let tls = "tls: { certificate: cert.pem, key: key.pem }";
-        let rule =
-            format!("auth: {{ principals: [ {{ id: a, role: user, bearer: {{ sha256: \"{}\" }} }} ] }}", "0".repeat(64));
+        let rule = format!(
+            "auth: {{ principals: [ {{ id: a, role: user, bearer: {{ sha256: \"{}\" }} }} ] }}",
+            "0".repeat(64)
+        );
         for (node, auth, command) in [
             ("listen: { http: \"127.0.0.1:7\" }", "", Some("--server http://127.0.0.1:7 send reader")),
             (
