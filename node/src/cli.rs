@@ -15,7 +15,7 @@ use crate::{
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 the command did its job (even if the task failed), 1 other, 2 usage or configuration, 3 unreachable, \
-4 not authorised, 5 timeout, 10 no quorum, 11-13 demo (digest incomplete, events lost or duplicated, task ended before \
+4 not authorised, 5 timeout, 6 a required MCP server is not there, 10 no quorum, 11-13 demo (digest incomplete, events lost or duplicated, task ended before \
 the kill).";
 
 /// One binary: an actor-based, distributed agent mesh.

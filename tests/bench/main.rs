@@ -55,6 +55,14 @@ async fn a_delegation_that_leaves_its_node_is_timed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn streams_of_a_revoked_session_end_at_every_node() {
+    let rows = rows(&["revoke", "--rounds", "1"]).await;
+    let ended: Vec<(&str, u64)> =
+        rows.iter().map(|row| (row["subject"].as_str().unwrap(), row["done"].as_u64().unwrap())).collect();
+    assert_eq!(ended, [("stream at the leader", 1), ("stream at a follower", 2)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn messages_and_cards_of_one_node_in_memory_are_measured() {
     let rows = rows(&["a2a", "--clients", "2", "--seconds", "1", "--rounds", "1"]).await;
     let benches: Vec<&str> = rows.iter().map(|row| row["bench"].as_str().unwrap()).collect();

@@ -369,3 +369,14 @@ async fn task_wait_shows_what_a_task_came_to() {
     let waited = run_cli(["task", "wait", id, "--server", server]).await;
     assert!(waited.code == 0 && waited.stdout.contains("done abroad: write"), "{waited:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_too_large_for_a_peer_is_refused_and_not_sent_by_a_name_of_this_mesh() {
+    let elsewhere = Elsewhere::start(1, Manners::good()).await;
+    let cluster = joined(1, &elsewhere, &[]).await;
+    let file = cluster.folder().join("large.bin");
+    std::fs::write(&file, vec![7; 5 << 20]).unwrap();
+    let ran = run_cli(["send", "abroad", "-f", file.to_str().unwrap(), "see", "--server", &cluster.nodes[0].url]).await;
+    assert!(ran.said().contains("large.bin has 5242880 bytes, and a peer is sent at most"), "{}", ran.said());
+    assert_eq!(elsewhere.sent().len(), 0);
+}

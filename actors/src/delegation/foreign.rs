@@ -6,7 +6,7 @@
 use futures::StreamExt;
 use std::{collections::BTreeSet, time::Duration};
 use towline_a2a::{A2aClient, ClientError, EventStream, ListQuery, RemoteTask, SendOptions, SendReply, StreamEvent};
-use towline_core::{Handover, Message, Outcome, TraceContext};
+use towline_core::{Content, Handover, Message, Outcome, TraceContext, limits::MAX_CONTENT_BYTES};
 use towline_trace::{Kind, Span, names};
 
 use super::{
@@ -71,6 +71,9 @@ pub(super) async fn follow<T: Fn(News)>(job: &Job, shared: &Shared, tell: &T) ->
         Ok(None) => return failed("unknown_agent", format!("peer {} is not known on this node", job.target)),
         Err(why) => return failed("no_credentials", format!("delegate to {}: {why}", job.target)),
     };
+    if let Some(why) = too_large(&job.message) {
+        return failed("content_too_large", format!("delegate to {}: {why}", peer.name));
+    }
     let child = Child {
         task: job.peer_task.clone(),
         last_event: None,
@@ -99,6 +102,18 @@ pub(super) async fn cancel(target: &str, shared: &Shared, task: &str, trace: &Tr
         }
     }
     canceled
+}
+
+/// What of a message cannot be sent, because it is known by its name in this mesh alone.
+fn too_large(message: &Message) -> Option<String> {
+    message.parts.iter().find_map(|part| {
+        let Content::Blob(blob) = &part.content else { return None };
+        let name = part.filename.as_deref().unwrap_or("without a name");
+        Some(format!(
+            "its file {name} has {} bytes, and a peer is sent at most {MAX_CONTENT_BYTES}: send it the URL of a place that it can read",
+            blob.length
+        ))
+    })
 }
 
 fn failed(error_type: &str, message: String) -> News {

@@ -147,7 +147,7 @@ pub(crate) static OPERATIONS: [Operation; 34] = [
         "cluster.drain",
         "moves all tasks off a node",
         post("/api/v1/cluster/nodes/{node}/drain"),
-        &[must("node", InPath, Number), must("timeout_ms", InBody, Number)],
+        &[must("node", InPath, Number), may("timeout_ms", InBody, Number)],
     ),
     operation(
         "cluster.drained",

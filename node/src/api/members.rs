@@ -98,7 +98,13 @@ async fn demote(State(api): State<Arc<Api>>, Path(node): Path<u64>) -> Result<Re
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DrainRequest {
+    #[serde(default = "default_patience")]
     timeout_ms: u64,
+}
+
+/// What the command line has.
+fn default_patience() -> u64 {
+    60_000
 }
 
 async fn drain(

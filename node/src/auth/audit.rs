@@ -1,5 +1,5 @@
-//! Who has done what: one line for each operation that may change something and whose caller may ask for it, under the target
-//! `audit`, with how it came out. Never what was said, asked for or answered.
+//! Who has done what: one line for each operation that may change something and whose caller is known, under the target
+//! `audit`, with how it came out: also if it was refused. Never what was said, asked for or answered.
 
 use http::StatusCode;
 use towline_core::TraceContext;
@@ -10,7 +10,7 @@ use crate::a2a::principal::Caller;
 /// The target of the lines: `TOWLINE_LOG` filters by it.
 pub(crate) const TARGET: &str = "audit";
 
-/// Tells of a method of A2A; `outcome` is `ok` or the reason of its error.
+/// Tells of a method of A2A, or of an operation by its name; `outcome` is `ok` or the reason of its error.
 pub(crate) fn method(caller: &Caller, method: &str, outcome: &str, trace: &TraceContext) {
     tell(caller, operations::of_method(method).unwrap_or(method), outcome, Some(trace));
 }
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_may_change_something_and_is_let_in_has_one_line_and_nothing_else_has_one() {
+    async fn what_may_change_something_has_one_line_also_if_it_is_refused_and_nothing_else_has_one() {
         let route = any(async || (StatusCode::CONFLICT, "the answer"));
         let app: Router = Router::new()
             .route("/api/v1/cluster/nodes/{node}/drain", route.clone())
@@ -132,7 +132,8 @@ mod tests {
         drop(guard);
         let told = lines.read();
         let ops: Vec<(&Value, &Value)> = told.iter().map(|line| (&line["op"], &line["outcome"])).collect();
-        assert_eq!(ops, [(&json!("cluster.drain"), &json!("409"))]);
+        let drain = json!("cluster.drain");
+        assert_eq!(ops, [(&drain, &json!("403")), (&drain, &json!("409"))]);
         let text = Value::from(told).to_string();
         assert!(!text.contains("12345") && !text.contains("the answer") && !text.contains("nodes/7"), "{text}");
     }

@@ -266,23 +266,29 @@ pub(crate) async fn gate(State(auth): State<Arc<Auth>>, mut request: Request, ne
     }
 }
 
+/// The operation of every request over MCP, most of which read.
+const MCP_USE: &str = "mcp.use";
+
 /// Lets a request of a known caller through to its route if it may ask for that. For routes that are one operation each.
 pub(crate) async fn authorize(request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let Some(caller) = request.extensions().get::<Caller>() else {
         return Refusal::Nobody.answer(Style::of(&request));
     };
-    if caller.standing.permits.route(request.method(), &path) {
-        let reads = request.method().is_safe();
-        let changed_by = (!reads).then(|| (caller.clone(), operations::of_route(request.method(), &path)));
-        let response = next.run(request).await;
-        if let Some((caller, operation)) = changed_by {
-            audit::route(&caller, operation.unwrap_or("unknown"), response.status());
-        }
-        return response;
+    let reads = request.method().is_safe();
+    let operation = operations::of_route(request.method(), &path);
+    // What is asked over MCP is told where it is done.
+    let changed_by = (!reads && operation != Some(MCP_USE)).then(|| (caller.clone(), operation));
+    let response = if caller.standing.permits.route(request.method(), &path) {
+        next.run(request).await
+    } else {
+        let what = format!("{} {path}", request.method());
+        Refusal::NotAllowed { who: caller.principal.to_string(), what }.answer(Style::of(&request))
+    };
+    if let Some((caller, operation)) = changed_by {
+        audit::route(&caller, operation.unwrap_or("unknown"), response.status());
     }
-    let what = format!("{} {path}", request.method());
-    Refusal::NotAllowed { who: caller.principal.to_string(), what }.answer(Style::of(&request))
+    response
 }
 
 impl Caller {

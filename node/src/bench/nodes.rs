@@ -7,10 +7,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use http::{HeaderMap, HeaderValue, header};
 use towline_cluster::{PeerCredentials, finished::retaining};
 use towline_core::NodeId;
 
 use super::BenchError;
+use crate::auth::Sha256;
 use crate::demo::{NodePlan, RunningCluster, RunningNode, plan_on_free_ports};
 
 /// Name of the cluster.
@@ -61,17 +63,34 @@ impl Nodes {
 
     /// The same of another build.
     pub(super) async fn start_program(program: &Path, dir: &Path) -> Result<Self, BenchError> {
-        Self::start_nodes(program, dir, usize::MAX, AGENTS, 0).await
+        Self::start_nodes(program, dir, usize::MAX, AGENTS, 0, HeaderMap::new()).await
     }
 
     /// Three nodes with the agents of the bench, which keep so many finished tasks of the one that does nothing.
     pub(super) async fn start_retaining(dir: &Path, retained: u64) -> Result<Self, BenchError> {
-        Self::start_nodes(&this_program()?, dir, usize::MAX, AGENTS, retained).await
+        Self::start_nodes(&this_program()?, dir, usize::MAX, AGENTS, retained, HeaderMap::new()).await
     }
 
     /// At most `count` nodes with these agents.
     pub(super) async fn start_some(dir: &Path, count: usize, agents: &str) -> Result<Self, BenchError> {
-        Self::start_nodes(&this_program()?, dir, count, agents, 0).await
+        Self::start_nodes(&this_program()?, dir, count, agents, 0, HeaderMap::new()).await
+    }
+
+    /// Three nodes where people can sign in, and the operator is who knows a token.
+    pub(super) async fn start_signing_in(dir: &Path) -> Result<Self, BenchError> {
+        let token = uuid::Uuid::now_v7().to_string();
+        let hash = Sha256::of(token.as_bytes());
+        let agents = format!(
+            "{AGENTS}auth:
+  device_grant: {{ enabled: true }}
+  principals: [ {{ id: root, role: operator, bearer: {{ sha256: \"{hash}\" }} }} ]
+"
+        );
+        let header = HeaderValue::try_from(format!("Bearer {token}"));
+        let header =
+            header.map_err(|error| BenchError::Waited { what: "a header".to_owned(), reason: error.to_string() })?;
+        let operator = HeaderMap::from_iter([(header::AUTHORIZATION, header)]);
+        Self::start_nodes(&this_program()?, dir, usize::MAX, &agents, 0, operator).await
     }
 
     async fn start_nodes(
@@ -80,6 +99,7 @@ impl Nodes {
         count: usize,
         agents: &str,
         retained: u64,
+        operator: HeaderMap,
     ) -> Result<Self, BenchError> {
         fs::create_dir_all(dir).map_err(|source| file("make folder", dir, source))?;
         let mut plans = plan_on_free_ports(dir)?;
@@ -94,7 +114,7 @@ impl Nodes {
         if let (Some(first), 1..) = (plans.first(), retained) {
             found_retaining(first.clone(), retained).await?;
         }
-        let cluster = RunningCluster::start(program, CLUSTER, plans).await?;
+        let cluster = RunningCluster::start_as(program, CLUSTER, plans, operator).await?;
         Ok(Self { cluster, program: program.to_owned(), dir: dir.to_owned() })
     }
 

@@ -50,7 +50,7 @@ impl At {
 pub(super) async fn run(args: &RevokeArgs, dir: &Path) -> Result<Report, BenchError> {
     args.check()?;
     let machine = Machine::of_this(dir);
-    let nodes = Nodes::start(dir).await?;
+    let nodes = Nodes::start_signing_in(dir).await?;
     let measured = rounds(&nodes, args.rounds).await;
     nodes.stop().await;
     let rows = measured?.iter().map(|(at, measured)| Row::timed("revoke", at.name(), 1, measured)).collect();

@@ -14,6 +14,8 @@ use crate::{cli::Global, error::CliError};
 
 /// How long the operator API may take: a linearizable read waits for an election at most.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long the node may wait for somebody else, a tool that works: the `timeout` of its server ends that before.
+const PATIENT_TIMEOUT: Duration = Duration::from_secs(3_600);
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Holds a token for the node.
@@ -215,6 +217,11 @@ impl Client {
         self.ask(|server| server.request(reqwest::Method::POST, path).json(body)).await
     }
 
+    /// The same where the node waits for somebody else, for as long as its configuration says.
+    pub(crate) async fn post_patiently(&self, path: &str, body: &Value) -> Result<Value, CliError> {
+        self.ask_within(PATIENT_TIMEOUT, |server| server.request(reqwest::Method::POST, path).json(body)).await
+    }
+
     /// Asks the operator API to take something away.
     pub(crate) async fn delete(&self, path: &str) -> Result<Value, CliError> {
         self.ask(|server| server.request(reqwest::Method::DELETE, path)).await
@@ -261,7 +268,15 @@ impl Client {
     }
 
     async fn ask(&self, request: impl Fn(&Server) -> reqwest::RequestBuilder) -> Result<Value, CliError> {
-        let (server, answer) = self.reach(|server| request(server).timeout(CALL_TIMEOUT)).await?;
+        self.ask_within(CALL_TIMEOUT, request).await
+    }
+
+    async fn ask_within(
+        &self,
+        limit: Duration,
+        request: impl Fn(&Server) -> reqwest::RequestBuilder,
+    ) -> Result<Value, CliError> {
+        let (server, answer) = self.reach(|server| request(server).timeout(limit)).await?;
         let status = answer.status().as_u16();
         let body = answer.bytes().await.map_err(|error| transport(server, &error))?;
         let value: Option<Value> = serde_json::from_slice(&body).ok();
@@ -311,7 +326,7 @@ fn untrusted(server: &str, error: &dyn std::error::Error) -> Option<CliError> {
 }
 
 fn no_answer(server: &str) -> String {
-    format!("no answer from {server} within {} s", CALL_TIMEOUT.as_secs())
+    format!("no answer from {server} in time; what was asked for may have happened")
 }
 
 fn transport(server: &str, error: &reqwest::Error) -> CliError {

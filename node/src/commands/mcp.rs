@@ -23,10 +23,10 @@ pub(crate) async fn run(command: &McpCommand, client: &Client, output: &mut Outp
         McpCommand::Call { mcp_server: server, tool, arguments } => {
             let arguments = object(arguments)?;
             let body = json!({ "arguments": arguments, "tool": tool });
-            result(client.post(&path(server, "/call"), &body).await?, output)
+            result(client.post_patiently(&path(server, "/call"), &body).await?, output)
         }
         McpCommand::Read { mcp_server: server, uri } => {
-            result(client.post(&path(server, "/read"), &json!({ "uri": uri })).await?, output)
+            result(client.post_patiently(&path(server, "/read"), &json!({ "uri": uri })).await?, output)
         }
         McpCommand::Prompt { mcp_server: server, name: None, .. } => {
             let found = looked_at(server, client).await?;
@@ -38,7 +38,7 @@ pub(crate) async fn run(command: &McpCommand, client: &Client, output: &mut Outp
         McpCommand::Prompt { mcp_server: server, name: Some(name), arguments } => {
             let arguments = pairs(arguments)?;
             let body = json!({ "arguments": arguments, "name": name });
-            let made = client.post(&path(server, "/prompt"), &body).await?;
+            let made = client.post_patiently(&path(server, "/prompt"), &body).await?;
             if output.is_json() {
                 return Ok(output.json(&made)?);
             }

@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use http::HeaderMap;
 use tokio::process::{Child, ChildStdin, Command};
 use towline_cluster::{ClusterStatus, membership};
 use towline_core::{NodeAddresses, NodeId};
@@ -142,6 +143,16 @@ pub(crate) struct RunningCluster {
 impl RunningCluster {
     /// Starts the nodes, founds and joins what has no identity yet, and waits until all of them vote.
     pub(crate) async fn start(program: &Path, cluster: &str, plans: Vec<NodePlan>) -> Result<Self, DemoError> {
+        Self::start_as(program, cluster, plans, HeaderMap::new()).await
+    }
+
+    /// The same with nodes where the operator is who shows these headers.
+    pub(crate) async fn start_as(
+        program: &Path,
+        cluster: &str,
+        plans: Vec<NodePlan>,
+        operator: HeaderMap,
+    ) -> Result<Self, DemoError> {
         for plan in &plans {
             plan.check_ports()?;
         }
@@ -150,7 +161,7 @@ impl RunningCluster {
         {
             membership::found(&first.data, cluster, &first.name, first.addresses()).map_err(DemoError::Found)?;
         }
-        let operator = OperatorClient::new()?;
+        let operator = OperatorClient::new(operator)?;
         let mut starting = Starting { program, operator: &operator, nodes: Vec::new() };
         let mut strangers = Vec::new();
         for plan in plans {

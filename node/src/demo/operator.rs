@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use http::HeaderMap;
 use serde::{Deserialize, de::DeserializeOwned};
 use towline_cluster::ClusterStatus;
 use towline_core::Task;
@@ -32,9 +33,10 @@ struct Trace {
 }
 
 impl OperatorClient {
-    /// A client that waits for an answer as long as an election takes.
-    pub(crate) fn new() -> Result<Self, DemoError> {
+    /// A client that waits for an answer as long as an election takes, and shows these headers.
+    pub(crate) fn new(headers: HeaderMap) -> Result<Self, DemoError> {
         let http = reqwest::Client::builder()
+            .default_headers(headers)
             .no_proxy()
             .tcp_nodelay(true)
             .timeout(ANSWER_TIMEOUT)

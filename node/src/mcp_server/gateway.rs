@@ -12,6 +12,7 @@ use super::{
     settings::Federated,
     surface::{Kind, Tool},
 };
+use crate::auth::audit;
 
 /// What stands between the name of a server and that of its tool.
 const BETWEEN: &str = "__";
@@ -90,6 +91,8 @@ pub(super) async fn call(work: Work, server: String, tool: String, arguments: Ma
         called = upstream.call(request, cancel.clone()) => called,
         () = work.taken_back() => return ToolAnswer::refused("the call was taken back"),
     };
+    let outcome = if called.is_ok() { "ok" } else { "failed" };
+    audit::method(&work.ask.caller, "mcp.call", outcome, &work.ask.trace);
     match called {
         Ok(result) => answered(result),
         Err(error) => ToolAnswer::refused(&error.message),

@@ -11,6 +11,7 @@ use super::{
     reads::Arguments,
     surface::{object, open_object},
 };
+use crate::auth::audit;
 
 /// How long a node's tasks may take to move, where the call does not say.
 const DEFAULT_PATIENCE_S: u64 = 300;
@@ -170,7 +171,10 @@ pub(super) async fn perform(ask: &Ask, meant: Meant, _: Confirmed) -> Result<Val
             Ok(json!({ "state": state, "task_id": task.to_string() }))
         }
         What::Drain { node, patience } => {
-            ask.server.a2a.cluster.drain(node, patience).await.map_err(|error| error.to_string())?;
+            let drained = ask.server.a2a.cluster.drain(node, patience).await;
+            let outcome = if drained.is_ok() { "ok" } else { "refused" };
+            audit::method(&ask.caller, "cluster.drain", outcome, &ask.trace);
+            drained.map_err(|error| error.to_string())?;
             Ok(json!({ "draining": true, "node": node.0 }))
         }
     }
