@@ -553,7 +553,16 @@ impl Node {
     pub(crate) async fn report(&self, task: &str, words: Vec<OwnerWord>) {
         let task: TaskId = task.parse().unwrap();
         let handle = self.cluster.handle();
-        let lease = handle.local(|state| state.task(task).and_then(|task| task.lease.clone())).expect("a lease");
+        // A busy machine may have lost it for a moment.
+        let leased = async {
+            loop {
+                if let Some(lease) = handle.local(|state| state.task(task).and_then(|task| task.lease.clone())) {
+                    return lease;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let lease = timeout(PATIENCE, leased).await.expect("a lease");
         let number = lease.reported + 1;
         let report = OwnerReport { task, epoch: lease.epoch, number, words };
         let by = Principal::Node(handle.node_id());
