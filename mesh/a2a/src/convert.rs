@@ -222,42 +222,39 @@ fn time_to_sdk(at: Timestamp) -> Option<chrono::DateTime<chrono::Utc>> {
 
 /// Structured data travels as protobuf's `Value`, whose numbers are all doubles; whole ones are integers again here, so
 /// that `3` does not come back as `3.0`.
-fn with_integers(value: Value) -> Value {
+fn with_integers(mut value: Value) -> Value {
+    make_integers(&mut value);
+    value
+}
+
+fn make_integers(value: &mut Value) {
     /// Doubles are exact for whole numbers up to 2^53.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     match value {
-        Value::Number(number) => match number.as_f64() {
-            Some(double) if number.is_f64() && double.fract() == 0.0 && double.abs() <= EXACT => {
-                Value::from(double as i64)
-            }
-            Some(_) | None => Value::Number(number),
+        Value::Number(number) if number.is_f64() => match number.as_f64() {
+            Some(double) if double.fract() == 0.0 && double.abs() <= EXACT => *value = Value::from(double as i64),
+            Some(_) | None => {}
         },
-        Value::Array(items) => Value::Array(items.into_iter().map(with_integers).collect()),
-        Value::Object(fields) => {
-            Value::Object(fields.into_iter().map(|(key, value)| (key, with_integers(value))).collect())
-        }
-        Value::Null | Value::Bool(_) | Value::String(_) => value,
+        Value::Array(items) => items.iter_mut().for_each(make_integers),
+        Value::Object(fields) => fields.values_mut().for_each(make_integers),
+        Value::Number(_) | Value::Null | Value::Bool(_) | Value::String(_) => {}
     }
 }
 
 /// The SDK keeps free-form fields in hash maps. They are sorted here, so that an event is written with the same bytes
 /// each time and on every node; `sorted` says whether this is inside of one.
-fn with_sorted_maps(value: Value, sorted: bool) -> Value {
+fn sort_maps(value: &mut Value, sorted: bool) {
     match value {
-        Value::Array(items) => Value::Array(items.into_iter().map(|item| with_sorted_maps(item, sorted)).collect()),
+        Value::Array(items) => items.iter_mut().for_each(|item| sort_maps(item, sorted)),
         Value::Object(fields) => {
-            let entry = |(key, value): (String, Value)| {
-                let is_free_form = matches!(key.as_str(), "metadata" | "data");
-                let value = with_sorted_maps(value, sorted || is_free_form);
-                (key, value)
-            };
-            let mut entries: Vec<_> = fields.into_iter().map(entry).collect();
-            if sorted {
-                entries.sort_by(|one, other| one.0.cmp(&other.0));
+            for (key, value) in fields.iter_mut() {
+                sort_maps(value, sorted || matches!(key.as_str(), "metadata" | "data"));
             }
-            Value::Object(entries.into_iter().collect())
+            if sorted {
+                fields.sort_keys();
+            }
         }
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value,
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 

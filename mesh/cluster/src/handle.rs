@@ -565,7 +565,8 @@ impl ClusterHandle {
             if leader == self.node_id() {
                 Attempt::Here(self.0.leadership.write(payload, trace, wait).await)
             } else {
-                self.forward(leader, payload, trace, wait, route).await
+                // Boxed: it is large, and where this node leads nothing is forwarded.
+                Box::pin(self.forward(leader, payload, trace, wait, route)).await
             }
         };
         tokio::select! {
@@ -648,7 +649,7 @@ impl ClusterHandle {
         }
         let mut client = self.0.peers.peer(leader, Lane::Calls);
         let route = send_on.then_some(v1::Route { send_on, caller: 0 });
-        let answer = client.read_index(v1::ReadIndexRequest { route }).await;
+        let answer = Box::pin(client.read_index(v1::ReadIndexRequest { route })).await;
         let answer = answer.map_err(|status| format!("node {leader}: {}", peers::root_cause(&status)))?;
         match answer.into_inner().result {
             Some(v1::read_index_response::Result::Index(index)) => Ok(ReadIndex::At(index)),

@@ -10,11 +10,11 @@ use std::{
 };
 
 use axum::{
-    body::Bytes,
+    body::{Body, Bytes},
     extract::{Path, State},
     response::{IntoResponse, Response},
 };
-use http::{HeaderMap, HeaderName, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header, request::Parts};
 use serde_json::{Value, json};
 use towline_a2a::{
     WireError,
@@ -54,15 +54,19 @@ struct Card {
     /// What it was made of.
     agents: Vec<AgentSpec>,
     body: Bytes,
-    tag: String,
+    tag: HeaderValue,
     /// When this node found it to be another one than before.
     modified: SystemTime,
+    /// The same as a header says it.
+    last_modified: HeaderValue,
 }
 
 impl Card {
     fn new(agents: Vec<AgentSpec>, body: String) -> Self {
-        let tag = entity_tag(&body);
-        Self { agents, body: body.into(), tag, modified: SystemTime::now() }
+        let header = |text: String| HeaderValue::try_from(text).expect("digits, letters and quotes");
+        let modified = SystemTime::now();
+        let last_modified = header(httpdate::fmt_http_date(modified));
+        Self { agents, tag: header(entity_tag(&body)), body: body.into(), modified, last_modified }
     }
 }
 
@@ -261,16 +265,21 @@ fn known_agent(settings: &A2aSettings, name: &str) -> Option<AgentSpec> {
 }
 
 fn respond(headers: &HeaderMap, card: &Card) -> Response {
-    let caching = [
-        (header::ETAG, card.tag.clone()),
-        (header::CACHE_CONTROL, CACHE_CONTROL.to_owned()),
-        (header::LAST_MODIFIED, httpdate::fmt_http_date(card.modified)),
-    ];
-    let open = [ANY_ORIGIN, (header::ACCESS_CONTROL_EXPOSE_HEADERS, "etag, last-modified")];
+    let mut response = Response::new(Body::empty());
+    let told = response.headers_mut();
+    told.insert(header::ETAG, card.tag.clone());
+    told.insert(header::CACHE_CONTROL, HeaderValue::from_static(CACHE_CONTROL));
+    told.insert(ANY_ORIGIN.0, HeaderValue::from_static(ANY_ORIGIN.1));
+    // What has a tag needs nothing else to be known as the same (RFC 9110, 15.4.5).
     if is_current(headers, card) {
-        return (StatusCode::NOT_MODIFIED, caching, open).into_response();
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        return response;
     }
-    (StatusCode::OK, caching, open, [(header::CONTENT_TYPE, "application/json")], card.body.clone()).into_response()
+    told.insert(header::LAST_MODIFIED, card.last_modified.clone());
+    told.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("etag, last-modified"));
+    told.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    *response.body_mut() = Body::from(card.body.clone());
+    response
 }
 
 /// Equal cards have equal tags, whatever node and whatever life of its process answers.
@@ -285,7 +294,7 @@ fn is_current(headers: &HeaderMap, card: &Card) -> bool {
     let asked = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     if let Some(tags) = asked(header::IF_NONE_MATCH) {
         let mut known = tags.split(',').map(|known| known.trim().trim_start_matches("W/"));
-        return known.any(|known| known == card.tag || known == "*");
+        return known.any(|known| card.tag == known || known == "*");
     }
     let since = asked(header::IF_MODIFIED_SINCE).and_then(|date| httpdate::parse_http_date(date).ok());
     since.is_some_and(|since| card.modified < since + Duration::from_secs(1))

@@ -5,7 +5,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{StatusCode, header, request::Parts};
-use serde_json::{Value, json};
+use serde_json::Value;
 use towline_a2a::{WireError, convert, errors::reason};
 
 use super::call::{Call, check_content_type, check_last_event_id, check_version, decode, read_body};
@@ -57,7 +57,9 @@ pub(crate) fn success(id: Value, result: Value) -> Response {
 
 /// An answer of JSON-RPC: `kind` is `result` or `error`.
 pub(crate) fn envelope(id: Value, kind: &str, content: Value) -> Value {
-    json!({ "jsonrpc": "2.0", "id": id, kind: content })
+    // `json!` would copy what it is given.
+    let fields = [("jsonrpc", "2.0".into()), ("id", id), (kind, content)];
+    Value::Object(fields.map(|(name, value)| (name.to_owned(), value)).into_iter().collect())
 }
 
 /// Reads one request. The head is judged before the body, the body before its content.

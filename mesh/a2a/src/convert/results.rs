@@ -9,8 +9,8 @@ use towline_core::{
 
 use super::annotations::annotations;
 use super::{
-    artifact_to_sdk, message_to_sdk, metadata_to_sdk, part_to_sdk, requests::page_token, state_to_sdk, time_to_sdk,
-    with_integers, with_sorted_maps,
+    artifact_to_sdk, make_integers, message_to_sdk, metadata_to_sdk, part_to_sdk, requests::page_token, sort_maps,
+    state_to_sdk, time_to_sdk,
 };
 use crate::{
     AGENT_KEY, ANNOTATIONS_KEY, ASKED_OF_KEY, GENERATION_KEY, LABELS_KEY, OUTSIDE_INPUT_KEY, PROTOCOL_VERSION,
@@ -388,8 +388,11 @@ pub fn task_params(task: &str, history_length: Option<u32>) -> Value {
 }
 
 pub(super) fn encode<T: ProtoJsonPayload>(value: &T) -> Result<Value, WireError> {
-    let encoded = protojson_conv::to_value(value).map_err(|error| WireError::internal(format!("encode: {error}")))?;
-    Ok(with_sorted_maps(with_integers(encoded), false))
+    let mut encoded =
+        protojson_conv::to_value(value).map_err(|error| WireError::internal(format!("encode: {error}")))?;
+    make_integers(&mut encoded);
+    sort_maps(&mut encoded, false);
+    Ok(encoded)
 }
 
 fn task_metadata(task: &Task, generation: u64) -> Metadata {

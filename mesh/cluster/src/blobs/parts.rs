@@ -63,7 +63,7 @@ impl ClusterHandle {
                 work.push(self.show_part(part, blob));
             }
         }
-        futures::stream::iter(work).buffer_unordered(AT_ONCE).try_collect().await
+        all(work).await
     }
 
     /// The text of an outcome that is kept in the store; `None` for any other.
@@ -81,15 +81,18 @@ impl ClusterHandle {
     }
 
     async fn keep_parts(&self, parts: Vec<&mut Part>) -> Result<(), BlobError> {
-        let work: Vec<_> = parts.into_iter().map(|part| self.keep_part(part)).collect();
-        futures::stream::iter(work).buffer_unordered(AT_ONCE).try_collect().await
+        let large = |part| self.keep_part(part);
+        let work: Vec<_> = parts.into_iter().filter_map(large).collect();
+        all(work).await
     }
 
-    async fn keep_part(&self, part: &mut Part) -> Result<(), BlobError> {
-        if let Some((form, bytes)) = large_content(&part.content) {
+    /// None where the part is small enough for the log.
+    fn keep_part<'a>(&'a self, part: &'a mut Part) -> Option<impl Future<Output = Result<(), BlobError>> + 'a> {
+        let (form, bytes) = large_content(&part.content)?;
+        Some(async move {
             part.content = Content::Blob(self.keep(form, bytes).await?);
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     async fn show_part(&self, part: &mut Part, blob: Blob) -> Result<(), BlobError> {
@@ -107,13 +110,15 @@ impl ClusterHandle {
         Ok(())
     }
 
+    /// Boxed, since little is large: a future holds the frames of all that it may wait for, and is moved with them.
     async fn keep(&self, form: BlobForm, bytes: Bytes) -> Result<Blob, BlobError> {
         let length = bytes.len() as u64;
-        Ok(Blob { hash: self.keep_content(bytes).await?, length, form })
+        Ok(Blob { hash: Box::pin(self.keep_content(bytes)).await?, length, form })
     }
 
     async fn content_of(&self, blob: &Blob) -> Result<Content, BlobError> {
-        let bytes = self.open_blob(blob.hash, blob.length).await?.whole().await?;
+        let whole = async { self.open_blob(blob.hash, blob.length).await?.whole().await };
+        let bytes = Box::pin(whole).await?;
         let wrong = || BlobError::Damaged { hash: blob.hash, what: "it is not what its part says" };
         match blob.form {
             BlobForm::Raw => Ok(Content::Raw(bytes)),
@@ -121,6 +126,14 @@ impl ClusterHandle {
             BlobForm::Data => serde_json::from_slice(&bytes).map(Content::Data).map_err(|_| wrong()),
         }
     }
+}
+
+/// Does so many of them at once. Mostly there are none, and then nothing is set up for them.
+async fn all(work: Vec<impl Future<Output = Result<(), BlobError>>>) -> Result<(), BlobError> {
+    if work.is_empty() {
+        return Ok(());
+    }
+    Box::pin(futures::stream::iter(work).buffer_unordered(AT_ONCE).try_collect()).await
 }
 
 /// What streams to a reader as it is said.

@@ -1,5 +1,8 @@
 use crate::a2a::call::MAX_BODY_BYTES;
 use http::Request;
+use serde_json::json;
+
+use serde_json::json;
 
 use super::*;
 
