@@ -43,14 +43,10 @@ use std::{
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use tokio::{runtime::Handle, sync::mpsc};
 use towline_core::mutants::{self, Mutant};
 
-use crate::{
-    kill_points,
-    raft::StoreError,
-    seams::{self, Machine},
-};
+use crate::{kill_points, raft::StoreError, seams};
 use disk::{Disk, DiskFile, is_full};
 use record::{SEGMENT_HEADER, encode_segment_header, entry_in};
 
@@ -121,7 +117,7 @@ pub(crate) struct Wal {
 /// Who works the queue off.
 enum Worker {
     Thread(thread::JoinHandle<()>),
-    /// On a simulated machine.
+    /// On a simulated machine, and where the log lies in memory.
     Task(tokio::task::JoinHandle<()>),
 }
 
@@ -129,6 +125,8 @@ enum Worker {
 struct Watched {
     health: Mutex<LogHealth>,
     stop_waiting: AtomicBool,
+    /// The log is written by a task, which waits where others can run.
+    in_runtime: bool,
 }
 
 impl Wal {
@@ -140,10 +138,16 @@ impl Wal {
         let (writer, recovered) = Writer::recover(dir, disk.clone())?;
         let places = writer.places.clone();
         let (queue, jobs) = mpsc::channel(QUEUE);
-        let watched = Arc::new(Watched { health: Mutex::new(LogHealth::Ok), stop_waiting: AtomicBool::new(false) });
+        // A thread is for a device that is waited for; handing work to one costs more than to copy the bytes.
+        let runtime = Handle::try_current().ok().filter(|_| seams::simulated().is_some() || disk.is_memory(dir));
+        let watched = Arc::new(Watched {
+            health: Mutex::new(LogHealth::Ok),
+            stop_waiting: AtomicBool::new(false),
+            in_runtime: runtime.is_some(),
+        });
         let shared = watched.clone();
         let thread = LogThread { writer, jobs, watched: shared, failed: None };
-        let worker = Worker::start(thread).map_err(|source| StoreError::File {
+        let worker = Worker::start(thread, runtime).map_err(|source| StoreError::File {
             action: "start the log thread for",
             path: dir.to_owned(),
             source,
@@ -219,9 +223,9 @@ impl Wal {
 }
 
 impl Worker {
-    fn start(log: LogThread) -> io::Result<Self> {
-        if let Some(machine) = seams::simulated() {
-            return Ok(Worker::Task(tokio::spawn(log.run_on(machine))));
+    fn start(log: LogThread, runtime: Option<Handle>) -> io::Result<Self> {
+        if let Some(runtime) = runtime {
+            return Ok(Worker::Task(runtime.spawn(log.run_inside())));
         }
         thread::Builder::new().name("towline-wal".to_owned()).spawn(move || log.run()).map(Worker::Thread)
     }
@@ -266,16 +270,18 @@ impl LogThread {
         self.seal();
     }
 
-    /// The same in the time of a simulated machine, which may stop between a write and its sync.
-    async fn run_on(mut self, machine: &'static dyn Machine) {
+    /// The same inside of the runtime. A simulated machine may stop between a write and its sync.
+    async fn run_inside(mut self) {
         while let Some(first) = self.jobs.recv().await {
             let mut run = self.begin(first);
-            while matches!(run.written, Err((io::ErrorKind::StorageFull, _))) && self.failed.is_none() {
+            while matches!(run.written, Err((io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded, _)))
+                && self.failed.is_none()
+            {
                 tokio::time::sleep(FULL_DISK_RETRY).await;
                 // What was staged is still there.
                 run.written = self.perform(&[], false);
             }
-            if run.must_sync {
+            if let Some(machine) = seams::simulated().filter(|_| run.must_sync) {
                 tokio::time::sleep(machine.sync_takes()).await;
             }
             if self.finish(run) {
@@ -378,9 +384,9 @@ impl Watched {
         true
     }
 
-    /// On a simulated machine the log waits where time passes.
+    /// A task waits where others can run, and where the time of a simulated machine passes.
     fn waits_elsewhere(&self) -> bool {
-        seams::simulated().is_some() && !self.stop_waiting.load(Ordering::Relaxed)
+        self.in_runtime && !self.stop_waiting.load(Ordering::Relaxed)
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{FallocateFlags, StatVfsMountFlags, fallocate, statvfs},
+    fs::{FallocateFlags, StatVfsMountFlags, fallocate, statfs, statvfs},
     io::Errno,
 };
 
@@ -36,6 +36,10 @@ pub trait Disk: Send + Sync + 'static {
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
     /// Free and total bytes of the disk that holds a folder.
     fn space(&self, dir: &Path) -> io::Result<Space>;
+    /// Whether a folder lies in memory, where a write is a copy and nothing waits for a device.
+    fn is_memory(&self, _dir: &Path) -> bool {
+        false
+    }
 }
 
 /// A file that is open for writing.
@@ -133,6 +137,12 @@ impl Disk for OsDisk {
             total: stat.f_blocks.saturating_mul(stat.f_frsize),
             read_only: stat.f_flag.contains(StatVfsMountFlags::RDONLY),
         })
+    }
+
+    fn is_memory(&self, dir: &Path) -> bool {
+        /// `TMPFS_MAGIC` of statfs(2).
+        const TMPFS: i64 = 0x0102_1994;
+        statfs(dir).is_ok_and(|stat| i64::from(stat.f_type) == TMPFS)
     }
 }
 

@@ -355,8 +355,13 @@ async fn queued_writes_share_one_sync() {
 
 #[tokio::test]
 async fn a_full_disk_is_waited_for_and_nothing_is_lost() {
+    for disk in [FaultyDisk::default(), in_memory()] {
+        full_disk_is_waited_for(&disk).await;
+    }
+}
+
+async fn full_disk_is_waited_for(disk: &FaultyDisk) {
     let dir = folder();
-    let disk = FaultyDisk::default();
     let (wal, _) = Wal::open(dir.path(), Arc::new(disk.clone())).unwrap();
     write(&wal, entries(1..=2)).await.unwrap();
     disk.0.full.store(true, Ordering::SeqCst);
@@ -380,16 +385,17 @@ async fn a_full_disk_is_waited_for_and_nothing_is_lost() {
 
 #[tokio::test]
 async fn a_node_with_a_full_disk_can_stop() {
-    let dir = folder();
-    let disk = FaultyDisk::default();
-    let (wal, _) = Wal::open(dir.path(), Arc::new(disk.clone())).unwrap();
-    disk.0.full.store(true, Ordering::SeqCst);
-    wal.stop_waiting();
+    for disk in [FaultyDisk::default(), in_memory()] {
+        let dir = folder();
+        let (wal, _) = Wal::open(dir.path(), Arc::new(disk.clone())).unwrap();
+        disk.0.full.store(true, Ordering::SeqCst);
+        wal.stop_waiting();
 
-    let refused = write(&wal, entries(1..=1)).await.unwrap_err();
+        let refused = write(&wal, entries(1..=1)).await.unwrap_err();
 
-    assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
-    wal.close().await;
+        assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+        wal.close().await;
+    }
 }
 
 #[tokio::test]
@@ -419,6 +425,14 @@ struct Faults {
     syncs: AtomicUsize,
     /// Writes wait until it is false.
     held: AtomicBool,
+    in_memory: AtomicBool,
+}
+
+/// A disk that says that it is none: its log is written by a task.
+fn in_memory() -> FaultyDisk {
+    let disk = FaultyDisk::default();
+    disk.0.in_memory.store(true, Ordering::SeqCst);
+    disk
 }
 
 impl Trouble for Arc<Faults> {
@@ -440,6 +454,10 @@ impl Trouble for Arc<Faults> {
             return Err(io::Error::other("input/output error"));
         }
         file.sync()
+    }
+
+    fn is_memory(&self) -> bool {
+        self.in_memory.load(Ordering::SeqCst)
     }
 }
 

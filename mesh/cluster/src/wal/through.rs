@@ -28,6 +28,11 @@ pub(crate) trait Trouble: Clone + Send + Sync + 'static {
     fn space(&self, space: Space) -> Space {
         space
     }
+
+    /// Whether it says that it lies in memory.
+    fn is_memory(&self) -> bool {
+        false
+    }
 }
 
 /// The disk of the operating system, with trouble.
@@ -88,6 +93,10 @@ impl<T: Trouble> Disk for Through<T> {
 
     fn space(&self, dir: &Path) -> io::Result<Space> {
         OsDisk.space(dir).map(|space| self.0.space(space))
+    }
+
+    fn is_memory(&self, _: &Path) -> bool {
+        self.0.is_memory()
     }
 }
 

@@ -2,8 +2,6 @@ use crate::a2a::call::MAX_BODY_BYTES;
 use http::Request;
 use serde_json::json;
 
-use serde_json::json;
-
 use super::*;
 
 const CALL: &str = r#"{"jsonrpc":"2.0","id":7,"method":"GetTask","params":{"id":"t"}}"#;
