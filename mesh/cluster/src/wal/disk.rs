@@ -8,7 +8,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{FallocateFlags, StatVfsMountFlags, fallocate, statfs, statvfs},
+    fs::{FallocateFlags, FsWord, StatVfsMountFlags, fallocate, statfs, statvfs},
     io::Errno,
 };
 
@@ -141,8 +141,8 @@ impl Disk for OsDisk {
 
     fn is_memory(&self, dir: &Path) -> bool {
         /// `TMPFS_MAGIC` of statfs(2).
-        const TMPFS: i64 = 0x0102_1994;
-        statfs(dir).is_ok_and(|stat| i64::from(stat.f_type) == TMPFS)
+        const TMPFS: FsWord = 0x0102_1994;
+        statfs(dir).is_ok_and(|stat| stat.f_type == TMPFS)
     }
 }
 
