@@ -411,7 +411,7 @@ async fn perform(
                 ReplyOn::Stream { .. } => Some(place(settings, asked)?),
                 ReplyOn::Applied | ReplyOn::Accepted(_) | ReplyOn::Settled(_) => None,
             };
-            chain::check(settings, &command)?;
+            chain::check(settings, principal, &command)?;
             blobs::keep(settings, principal, &mut command).await?;
             let task = propose(&settings.cluster, principal, command, &span.context()).await?;
             span.set(names::A2A_TASK_ID, task.to_string());
