@@ -307,9 +307,7 @@ impl Doors {
         if let Some(mcp) = &mcp {
             for_all = for_all.merge(mcp.routes());
         }
-        let public = for_all
-            .clone()
-            .merge(sign_ins.routes())
+        let public = a2a::answered(for_all.clone().merge(sign_ins.routes()))
             .layer(middleware::from_fn_with_state(Arc::clone(&sign_ins), sign_in::guard));
         let peer = a2a::router(settings, Door::Peer).merge(cluster.peer_routes());
         let tls = PeerTls::new(cluster.peer_tls());
@@ -326,7 +324,7 @@ impl Doors {
             tokio::spawn(sign_ins.watch(close.clone())),
         ];
         if let Some(door) = ports.unix {
-            serving.push(tokio::spawn(unix::serve(door, for_all, close.clone())));
+            serving.push(tokio::spawn(unix::serve(door, a2a::answered(for_all), close.clone())));
         }
         Ok(Self { api, mcp, stopping, close, serving })
     }
