@@ -17,6 +17,7 @@ use towline_core::{AgentName, Command, JoinedAgent, Peer, PeerToken, Principal, 
 
 use super::{Api, ApiError, invalid};
 use crate::{
+    auth::audit,
     config::{is_plain_remote, peer_url, url_text},
     error::chain,
 };
@@ -107,10 +108,11 @@ async fn add(
     let mark = api.cluster.local(|state| state.mesh_mark());
     let card = card(&peer, &mark).await.map_err(|why| ApiError::new(StatusCode::BAD_GATEWAY, "peer_unusable", why))?;
     peer.joined = wants_to_join.then(|| joined(&card));
-    let shown = view(&peer);
+    let (shown, name) = (view(&peer), peer.name.to_string());
     let proposal = Proposal { by: Principal::Operator, command: Command::AddPeer(Box::new(peer)) };
     api.cluster.propose(proposal, None).await?;
-    Ok((StatusCode::CREATED, Json(json!({ "peer": shown, "card": card.raw }))).into_response())
+    let answer = (StatusCode::CREATED, Json(json!({ "peer": shown, "card": card.raw }))).into_response();
+    Ok(audit::about(answer, name))
 }
 
 async fn remove(State(api): State<Arc<Api>>, Path(name): Path<String>) -> Result<Response, ApiError> {
@@ -190,9 +192,9 @@ async fn card(peer: &Peer, mark: &str) -> Result<RemoteCard, String> {
     let (mut first, mut silent) = (None, Vec::new());
     for url in &peer.urls {
         match dialler.card(&resolved, url).await {
+            Ok(card) if card.mesh_mark() == Some(mark) => return Err(own_mesh(url)),
             Ok(card) => {
                 card.terms(url, peer.token.is_some()).map_err(|refused| format!("{url}: {refused}"))?;
-            Ok(card) if card.mesh_mark() == Some(mark) => return Err(own_mesh(url)),
                 first.get_or_insert(card);
             }
             Err(error) => silent.push(format!("{url}: {}", chain(&error))),
