@@ -90,7 +90,7 @@ use leader::{Leadership, Seat};
 use membership::{FOUNDER, Folder};
 use peers::{AddressBook, Admission, MAX_MESSAGE_BYTES, Peers};
 use raft::{
-    LogStore, Raft, Replica, StateMachine, StateView,
+    LogStore, Raft, Replica, StateMachine, StateView, StoreError,
     network::{NetworkFactory, RaftService},
 };
 use routes::Routes;
@@ -297,6 +297,10 @@ async fn start_raft(
     let log = LogStore::open(&folder.log())?;
     let (machine, view) = StateMachine::open(&folder.snapshots(), log.last_index())?;
     let peers = connect(&identity, &credentials, &view)?;
+    let (purged, (applied, _)) = (log.purged_index(), view.applied_membership());
+    if purged > applied.map_or(0, |log_id| log_id.index) {
+        return Err(StoreError::SnapshotLost { path: folder.snapshots(), purged }.into());
+    }
     let network = NetworkFactory::new(identity.node, Arc::clone(&peers));
     let config = raft::config(&identity.cluster_name);
     let raft = Raft::new(identity.node.0, config, network, log.clone(), machine)
