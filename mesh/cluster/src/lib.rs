@@ -50,6 +50,7 @@ mod status;
 mod tail;
 mod transfer;
 mod troubles;
+mod twin;
 mod unheard;
 mod wal;
 #[doc(hidden)]
@@ -296,11 +297,11 @@ async fn start_raft(
 ) -> Result<Parts, ClusterError> {
     let log = LogStore::open(&folder.log())?;
     let (machine, view) = StateMachine::open(&folder.snapshots(), log.last_index())?;
-    let peers = connect(&identity, &credentials, &view)?;
     let (purged, (applied, _)) = (log.purged_index(), view.applied_membership());
     if purged > applied.map_or(0, |log_id| log_id.index) {
         return Err(StoreError::SnapshotLost { path: folder.snapshots(), purged }.into());
     }
+    let peers = connect(&identity, &credentials, &view)?;
     let network = NetworkFactory::new(identity.node, Arc::clone(&peers));
     let config = raft::config(&identity.cluster_name);
     let raft = Raft::new(identity.node.0, config, network, log.clone(), machine)
