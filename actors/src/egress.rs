@@ -155,6 +155,10 @@ impl EgressPolicy {
     /// # Errors
     /// Why it is not dialled.
     pub fn target(&self, text: &str) -> Result<Target, Refused> {
+        // A parser passes over line breaks and tabs: the text would not be the URL that is dialled.
+        if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return Err(Refused::NotAUrl("it has spaces, line breaks or control characters".to_owned()));
+        }
         let url = Url::parse(text).map_err(|error| Refused::NotAUrl(error.to_string()))?;
         let Some(host) = url.host_str().filter(|host| !host.is_empty()) else {
             return Err(Refused::NotAUrl("it has no host".to_owned()));

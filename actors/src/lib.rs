@@ -44,7 +44,7 @@ pub use config::{
 };
 pub use error::MeshError;
 pub use mcp_connection::{McpHandle, McpServerStatus};
-pub use peers::{Dialler, resolved};
+pub use peers::{Dialler, own_mesh, resolved};
 pub use push::PushConfig;
 pub use task_run::MAX_DEPTH;
 pub use traits::Traits;

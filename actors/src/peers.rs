@@ -91,6 +91,13 @@ fn read_token(path: &Path) -> Result<Secret, String> {
     if text.is_empty() { Err(format!("the token in {} is empty", path.display())) } else { Ok(Secret::new(text)) }
 }
 
+/// Why a URL is no peer's: what a user delegates would come back by it as somebody else's.
+pub fn own_mesh(url: &str) -> String {
+    format!(
+        "{url} leads back into this mesh: its agents are delegated to by their names; give the URL of another server"
+    )
+}
+
 /// The HTTP clients that peers are dialled with. Neither follows a redirect: a peer is where the operator says.
 #[derive(Debug, Clone)]
 pub struct Dialler {

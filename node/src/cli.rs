@@ -3,6 +3,7 @@
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser, Subcommand};
+use towline_core::limits::MAX_STEPS;
 
 use crate::{
     bench::BenchCommand,
@@ -190,8 +191,8 @@ pub struct SendArgs {
     /// How many tokens of models the task may take, with all that it delegates: then it fails
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "task_id")]
     pub max_tokens: Option<u64>,
-    /// How many steps it may take: model calls, tool calls and delegations
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "task_id")]
+    /// How many steps it may take: model calls, tool calls and delegations; at most 4096
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_STEPS as u64), conflicts_with = "task_id")]
     pub max_steps: Option<u64>,
 }
 
@@ -703,6 +704,13 @@ pub enum ContextCommand {
     /// Lists the contexts and who you are there
     #[command(after_help = "Example:\n  towline context list")]
     List,
+    /// Forgets a cluster, and the session there; `towline auth logout` ends that first
+    #[command(after_help = "Example:\n  towline context remove mesh.example.org")]
+    Remove {
+        /// Name of the context, or the URL of a node of it
+        #[arg(value_name = "NAME|URL")]
+        context: String,
+    },
 }
 
 /// `towline validate`
@@ -837,6 +845,8 @@ mod tests {
             &["towline", "node", "--set", "x"],
             &["towline", "nope"],
             &["towline", "cluster", "promote", "b"],
+            &["towline", "send", "a", "x", "--max-steps", "0"],
+            &["towline", "send", "a", "x", "--max-steps", "4097"],
         ] {
             let error = Cli::try_parse_from(args).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{args:?}");

@@ -122,8 +122,10 @@ async fn bind(address: SocketAddr, setting: &str) -> Result<TcpListener, CliErro
     TcpListener::bind(address).await.map_err(|error| {
         let text = match error.kind() {
             std::io::ErrorKind::AddrInUse => format!(
-                "port {} is in use ({setting}: {address}): stop what listens there (`ss -ltnp`), or choose another port",
-                address.port()
+                "port {} is in use ({setting}: {address}): stop what listens there (`ss -ltnp`), or choose another port: in the \
+                 file, or with `towline node --set {setting}={}:PORT`",
+                address.port(),
+                address.ip()
             ),
             std::io::ErrorKind::AddrNotAvailable => {
                 format!("{address} is no address of this machine ({setting}): choose one of `ip addr`")
@@ -135,8 +137,16 @@ async fn bind(address: SocketAddr, setting: &str) -> Result<TcpListener, CliErro
 }
 
 fn bind_unix(path: &Path) -> Result<UnixDoor, CliError> {
-    UnixDoor::bind(path)
-        .map_err(|error| CliError::Other(format!("listen on {} (node.listen.unix): {error}", path.display())))
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    UnixDoor::bind(path).map_err(|error| {
+        let what = format!("listen on {} (node.listen.unix)", path.display());
+        CliError::Other(if folder.exists() {
+            format!("{what}: {error}")
+        } else {
+            let folder = folder.display();
+            format!("{what}: folder {folder} is not there: make it for the user of this node, as with `mkdir -p -m 0700 {folder}`")
+        })
+    })
 }
 
 /// A cluster of this node alone, on the ports that it was given.
@@ -278,7 +288,11 @@ impl Doors {
         let (stopping, close) = (CancellationToken::new(), CancellationToken::new());
         let public_url = ports.advertised.http.clone();
         let auth = Arc::new(Auth::new(config.auth.clone(), config.node.http, &public_url).map_err(CliError::other)?);
-        let public_tls = config.node.tls.clone().map(PublicTls::new).transpose().map_err(CliError::other)?;
+        let public_tls = config.node.tls.clone().map(PublicTls::new).transpose();
+        let public_tls = public_tls.map_err(|error| {
+            let files = "node.tls.certificate, node.tls.key and auth.client_ca";
+            CliError::Usage(format!("{files} do not go together: {error}"))
+        })?;
         let sign_ins = SignIns::new(cluster.handle(), config.auth.device_grant, public_url.clone());
         auth.attach(Arc::clone(&sign_ins) as Arc<dyn Sessions>);
         let api = Arc::new(Api {
@@ -307,9 +321,7 @@ impl Doors {
         if let Some(mcp) = &mcp {
             for_all = for_all.merge(mcp.routes());
         }
-        let public = for_all
-            .clone()
-            .merge(sign_ins.routes())
+        let public = a2a::answered(for_all.clone().merge(sign_ins.routes()))
             .layer(middleware::from_fn_with_state(Arc::clone(&sign_ins), sign_in::guard));
         let peer = a2a::router(settings, Door::Peer).merge(cluster.peer_routes());
         let tls = PeerTls::new(cluster.peer_tls());
@@ -326,7 +338,7 @@ impl Doors {
             tokio::spawn(sign_ins.watch(close.clone())),
         ];
         if let Some(door) = ports.unix {
-            serving.push(tokio::spawn(unix::serve(door, for_all, close.clone())));
+            serving.push(tokio::spawn(unix::serve(door, a2a::answered(for_all), close.clone())));
         }
         Ok(Self { api, mcp, stopping, close, serving })
     }

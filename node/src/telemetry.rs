@@ -1,9 +1,10 @@
 //! Logs of this process, and its part of the traces.
 //!
-//! Logs go to standard error: `TOWLINE_LOG` filters them (as in `info,towline=debug`), `TOWLINE_LOG_FORMAT=json` writes
-//! one object per line. Spans go where `towline-trace` is told.
+//! Logs go to standard error: `TOWLINE_LOG` filters them (as in `info` or `debug,rmcp=info`), `TOWLINE_LOG_FORMAT=json` writes
+//! one object per line. A level without a name is for our own crates: libraries, some of which log what they carry – the
+//! arguments of a tool, a prompt – go beyond `warn` only by their names. Spans go where `towline-trace` is told.
 
-use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{EnvFilter, filter::LevelFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use towline_cluster::membership::Identity;
 
@@ -15,6 +16,26 @@ const FORMAT: &str = "TOWLINE_LOG_FORMAT";
 const DEFAULT_FILTER: &str =
     "warn,openraft=error,audit=info,towline=info,towline_cluster=info,towline_actors=info,towline_trace=info";
 
+/// What speaks for us: our crates, and the audit.
+const OURS: [&str; 7] =
+    ["audit", "towline", "towline_a2a", "towline_actors", "towline_cluster", "towline_core", "towline_trace"];
+
+/// A filter whose levels without a name are for our own crates.
+fn for_ours(wanted: &str) -> String {
+    let mut directives = Vec::new();
+    for directive in wanted.split(',').map(str::trim).filter(|directive| !directive.is_empty()) {
+        match directive.parse::<LevelFilter>() {
+            Ok(level) => {
+                directives.push(level.min(LevelFilter::WARN).to_string());
+                directives.push(format!("openraft={}", level.min(LevelFilter::ERROR)));
+                directives.extend(OURS.map(|target| format!("{target}={level}")));
+            }
+            Err(_) => directives.push(directive.to_owned()),
+        }
+    }
+    directives.join(",")
+}
+
 /// Starts the logs of a node.
 ///
 /// # Errors
@@ -22,7 +43,7 @@ const DEFAULT_FILTER: &str =
 pub fn start_logs() -> Result<(), CliError> {
     let wanted = std::env::var(FILTER).ok().filter(|filter| !filter.is_empty());
     let wanted = wanted.as_deref().unwrap_or(DEFAULT_FILTER);
-    let filter = EnvFilter::try_new(wanted)
+    let filter = EnvFilter::try_new(for_ours(wanted))
         .map_err(|error| CliError::Usage(format!("{FILTER}={wanted:?}: {error}; write info, or towline=debug")))?;
     let registry = tracing_subscriber::registry().with(filter);
     let is_json = std::env::var(FORMAT).is_ok_and(|format| format == "json");
@@ -47,4 +68,29 @@ pub fn start_traces(settings: &TelemetrySettings, identity: &Identity) -> Result
         otlp: settings.otlp.clone(),
     })
     .map_err(CliError::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_is_for_our_own_crates_and_libraries_are_named() {
+        let is_heard = |wanted: &str, target: &'static str| {
+            let filter = EnvFilter::try_new(for_ours(wanted)).unwrap();
+            tracing::subscriber::with_default(tracing_subscriber::registry().with(filter), || match target {
+                "rmcp" => tracing::enabled!(target: "rmcp::service", tracing::Level::INFO),
+                "openraft" => tracing::enabled!(target: "openraft", tracing::Level::WARN),
+                "audit" => tracing::enabled!(target: "audit", tracing::Level::INFO),
+                _ => tracing::enabled!(target: "towline_actors::agent", tracing::Level::INFO),
+            })
+        };
+        for wanted in ["info", "debug", "trace", "TRACE,hyper=off"] {
+            assert!(is_heard(wanted, "ours") && is_heard(wanted, "audit"), "{wanted}");
+            assert!(!is_heard(wanted, "rmcp") && !is_heard(wanted, "openraft"), "{wanted}");
+        }
+        assert!(is_heard("warn,rmcp=info", "rmcp") && is_heard("rmcp=debug,info", "rmcp"), "by its name");
+        assert!(!is_heard("warn", "ours") && !is_heard("info,towline_actors=error", "ours"));
+        assert!(is_heard(DEFAULT_FILTER, "ours") && !is_heard(DEFAULT_FILTER, "rmcp"));
+    }
 }

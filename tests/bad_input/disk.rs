@@ -1,6 +1,6 @@
 //! A disk that is full. The data folder lies on a small file system of its own.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
     fs::{self, File},
     io::Write,
@@ -8,7 +8,10 @@ use std::{
     process::Command,
     time::Duration,
 };
-use towline_tests::{Answer, Cluster, FakeModel, Gate, Plan, TestNode, eventually, run_cli, state_of, text_message};
+use towline_tests::{
+    Answer, Cluster, FakeModel, Gate, Plan, TestNode, eventually, http_client, made_bytes, run_cli, state_of,
+    text_message,
+};
 
 const SPEAKER: &str = "agents:\n  - { name: speaker, description: Speaks., instruction: Speak. }\n";
 
@@ -222,4 +225,28 @@ async fn a_leader_whose_disk_is_full_hands_over_each_time() {
         assert_eq!(state_of(&task), "TASK_STATE_COMPLETED");
         disk.empty();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn content_that_a_full_node_cannot_keep_is_shown_by_it_all_the_same() {
+    let (mut cluster, disk, _model) = third_on_a_small_disk().await;
+    // It goes on with its log, and has no room beside it.
+    disk.fill_up_to(ROOM_FOR_RUNNING);
+    let content: Vec<u8> = made_bytes(2 * 1024 * 1024 + 5).flatten().collect();
+    let uploaded = http_client().post(format!("{}/blobs", cluster.nodes[0].url)).body(content.clone());
+    let uploaded: Value = uploaded.send().await.unwrap().json().await.unwrap();
+    let hash = uploaded["hash"].as_str().unwrap_or_else(|| panic!("{uploaded}"));
+    let url = format!("{}/blobs/{hash}", cluster.nodes[2].url);
+    let read = async |range: Option<&str>| {
+        let request = range.iter().fold(http_client().get(&url), |request, range| request.header("range", *range));
+        let answer = request.send().await.unwrap();
+        (answer.status().as_u16(), answer.bytes().await.unwrap())
+    };
+    let (status, whole) = read(None).await;
+    assert!(status == 200 && whole == content, "{status}, {} bytes", whole.len());
+    let (status, piece) = read(Some("bytes=1500000-1500009")).await;
+    assert_eq!((status, &piece[..]), (206, &content[1_500_000..1_500_010]), "also from the middle");
+    let kept = cluster.nodes[2].data().join("blobs").join(&hash[..2]).join(&hash[2..]);
+    assert!(!kept.exists(), "and it is not kept");
+    cluster.nodes[2].kill().await;
 }

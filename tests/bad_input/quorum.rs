@@ -50,7 +50,8 @@ async fn without_a_quorum_every_request_is_answered_unavailable_in_time_and_noth
         assert!(!ran.stderr.contains("0ns"), "{arguments:?}: {ran:?}");
     }
     let status = run_cli(["cluster", "status", "--server", &url]).await;
-    assert_eq!(status.code, 0, "the node still says how it stands: {status:?}");
+    assert_eq!(status.code, EXIT_UNAVAILABLE, "the node still says how it stands, and that it is alone: {status:?}");
+    assert!(status.stderr.contains("knows of no quorum"), "{status:?}");
     assert!(status.stdout.contains("2 of 3 voters must be up and connected"), "{status:?}");
     assert!(!status.stdout.contains("can lose"), "{status:?}");
     assert_eq!(status.stdout.matches("was up").count(), 2, "nobody knows of the others: {status:?}");

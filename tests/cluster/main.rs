@@ -13,5 +13,6 @@ mod node_death;
 mod removal;
 mod restart;
 mod signing_in;
+mod twin;
 mod upgrade;
 mod workers;

@@ -6,6 +6,7 @@ mod in_doubt;
 mod mcp_asks;
 mod mcp_server;
 mod model;
+mod own_mesh;
 mod peer;
 mod push;
 mod push_urls;

@@ -2,7 +2,7 @@
 //! with `-o json` the protocol's own objects.
 
 use serde_json::json;
-use towline_tests::{Answer, Cluster, FakeModel, Plan, Ran, run_cli, state_of};
+use towline_tests::{Answer, Cluster, FakeModel, Plan, Ran, run_cli, run_cli_in, state_of};
 
 const AGENTS: &str = "\
 agents:
@@ -62,4 +62,41 @@ async fn every_command_does_its_job_and_says_it_in_text_and_in_json() {
     run(&["mcp", "list"]).await;
     run(&["validate", node.config().to_str().unwrap()]).await;
     assert!(run(&["completion", "bash"]).await.stdout.contains("towline"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_hangs_is_passed_over_where_another_one_is_named() {
+    let model = FakeModel::start(|chat| Answer::say(format!("heard {}", chat.user))).await;
+    let cluster = Cluster::start(Plan::one(model.config() + AGENTS)).await;
+    // Connections are taken by the kernel, and nobody answers.
+    let hanging = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let both = format!("http://{},{}", hanging.local_addr().unwrap(), cluster.nodes[0].url);
+    for arguments in [&["cluster", "status"][..], &["task", "list"], &["send", "speaker", "hello", "--wait"]] {
+        let ran = run_cli(arguments.iter().copied().chain(["--server", &both])).await;
+        assert_eq!(ran.code, 0, "{arguments:?}: {ran:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_context_is_forgotten_by_its_name_or_the_url_of_a_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = async |arguments: &[&str]| run_cli_in(folder.path(), arguments).await;
+    for name in ["mesh.example", "http://mesh.example/"] {
+        assert_eq!(run(&["context", "use", "http://mesh.example"]).await.code, 0);
+        let removed = run(&["context", "remove", name]).await;
+        assert!(removed.code == 0 && removed.stdout.contains("mesh.example is forgotten"), "{removed:?}");
+        let left = run(&["context", "list", "-o", "json"]).await.json();
+        assert_eq!(left["contexts"], json!([]), "{left}");
+    }
+    assert_eq!(run(&["context", "remove", "mesh.example"]).await.code, 2);
+}
+
+#[tokio::test]
+async fn a_model_without_its_key_is_refused_before_anything_is_started() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in ["demo", "dev"] {
+        let ran = run_cli_in(folder.path(), [command, "--model", "gemini:x"]).await;
+        assert!(ran.code == 2 && ran.stderr.contains("GEMINI_API_KEY"), "{ran:?}");
+        assert!(!folder.path().join(".towline").exists());
+    }
 }

@@ -12,7 +12,7 @@ use towline_trace::{Kind, Span, names};
 use super::{
     BackOff, Chunk, Job, Look, News, Trouble, answer_message, asks, outcome, sent, shown::Shown, trouble, what_of,
 };
-use crate::{config::PeerConfig, shared::Shared, task_run::ON_BEHALF_OF_KEY};
+use crate::{config::PeerConfig, peers::own_mesh, shared::Shared, task_run::ON_BEHALF_OF_KEY};
 
 /// Wait before the peer is dialled again, once none of its URLs answered.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
@@ -137,6 +137,9 @@ async fn endpoint(shared: &Shared, peer: &PeerConfig, url: &str) -> Result<(A2aC
             return Ok((shared.dialler.bare(peer, url).map_err(internal)?, false));
         }
     };
+    if shared.cluster.local(|state| card.mesh_mark().is_some_and(|mark| mark == state.mesh_mark())) {
+        return Err(last("own_mesh", own_mesh(url)));
+    }
     let terms = card.terms(url, peer.bearer.is_some()).map_err(|refused| last("terms_refused", refused.to_string()))?;
     let streams = terms.streams;
     Ok((shared.dialler.by_terms(peer, terms).map_err(internal)?, streams))

@@ -113,9 +113,20 @@ fn a_url_is_refused_in_whatever_way_it_writes_an_address() {
     ] {
         assert_eq!(closed.target(url), Err(refused), "{url}");
     }
-    for url in
-        ["", "receiver.example", "/hook", "ftp://8.8.8.8/", "file:///etc/passwd", "gopher://8.8.8.8/", "https://"]
-    {
+    for url in [
+        "",
+        "receiver.example",
+        "/hook",
+        "ftp://8.8.8.8/",
+        "file:///etc/passwd",
+        "gopher://8.8.8.8/",
+        "https://",
+        "https://8.8.8.8/\r\nx-other: 1",
+        "https://8.8.8.8/a\nb",
+        "https://8.8.8.8/\tb",
+        " https://8.8.8.8/",
+        "https://8.8.8.8/a b",
+    ] {
         assert!(matches!(closed.target(url), Err(Refused::NotAUrl(_))), "{url}: {:?}", closed.target(url));
     }
     assert!(closed.target("https://8.8.8.8/").is_ok());

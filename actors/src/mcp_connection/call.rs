@@ -59,6 +59,9 @@ const MAX_ERROR_CHARS: usize = 2_000;
 /// Largest block of an unknown kind that is passed on, as JSON.
 const MAX_UNKNOWN_BYTES: usize = 16 * 1024;
 
+/// Content blocks of an answer that are read: more are a list, and belong into one text or file.
+const MAX_BLOCKS: usize = 1_024;
+
 /// Largest text of an answer, in bytes: it is journaled, and fed to a model. A longer one is a file.
 pub(super) const MAX_TEXT_BYTES: usize = 2 * 1024 * 1024;
 
@@ -67,8 +70,8 @@ pub(super) const MAX_TEXT_BYTES: usize = 2 * 1024 * 1024;
 pub(super) enum Patience {
     /// Wait for a try that is near.
     NextTry,
-    /// Wait for as long as there is time.
-    WholeTime,
+    /// Wait for as long as there is time, but for a server that so many tries in a row did not reach.
+    Tries(u32),
 }
 
 pub(super) async fn call(
@@ -436,10 +439,13 @@ pub(super) async fn live(handle: &McpHandle, within: Duration, patience: Patienc
         let phase = published.borrow_and_update().phase.clone();
         match phase {
             Phase::Ready(live) if live.generation > handle.broken.load(Ordering::Relaxed) => return Ok(live),
-            Phase::Waiting { reason, next_try } => {
+            Phase::Waiting { reason, next_try, failures } => {
                 let wait = next_try.saturating_duration_since(std::time::Instant::now());
-                let over = Instant::now() >= deadline || (patience == Patience::NextTry && wait > SOON);
-                if over {
+                let given_up = match patience {
+                    Patience::NextTry => wait > SOON,
+                    Patience::Tries(most) => failures >= most,
+                };
+                if given_up || Instant::now() >= deadline {
                     return Err(unavailable(name, &format!("{reason}; next try in {:.1} s", wait.as_secs_f32())));
                 }
             }
@@ -506,6 +512,7 @@ async fn read_result(result: ServerResult, spool: &Spool) -> Result<ToolResult, 
     let Ok(mut answer) = serde_json::to_value(&result) else { return Err(malformed("it is no JSON")) };
     drop(result);
     contents_as_blocks(&mut answer);
+    bound_blocks(&mut answer);
     let mut large = Large::claim(spool, &answer)?;
     let mut files = Vec::new();
     if let Some(blocks) = answer.get_mut("content").and_then(Value::as_array_mut) {
@@ -550,6 +557,16 @@ fn contents_as_blocks(answer: &mut Value) {
         head.into_iter().chain([json!({ "resource": content, "type": "resource" })])
     });
     *answer = json!({ "content": blocks.collect::<Vec<_>>() });
+}
+
+/// Leaves out the blocks beyond the bound, and says so in the last one.
+fn bound_blocks(answer: &mut Value) {
+    let Some(blocks) = answer.get_mut("content").and_then(Value::as_array_mut) else { return };
+    if blocks.len() > MAX_BLOCKS {
+        let note = format!("[{} blocks more are left out: {MAX_BLOCKS} are read]", blocks.len() - MAX_BLOCKS);
+        blocks.truncate(MAX_BLOCKS);
+        blocks.push(json!({ "text": note, "type": "text" }));
+    }
 }
 
 /// What lies beside an answer.
@@ -709,6 +726,14 @@ mod tests {
         assert_eq!(files, [(&Content::Raw(vec![0, 1, 2]), None), (&Content::Raw(vec![0xff]), Some("y.bin"))]);
         let broken = json!({ "content": [{ "type": "image", "data": "%" }] });
         assert_eq!(read(broken).unwrap_err().error_type, "malformed_response");
+    }
+
+    #[test]
+    fn blocks_beyond_the_bound_are_left_out_and_that_is_said() {
+        let block = json!({ "type": "text", "text": "x" });
+        let result = read(json!({ "content": vec![block; MAX_BLOCKS + 7] })).unwrap();
+        assert_eq!(result.text.lines().count(), MAX_BLOCKS + 1);
+        assert!(result.text.ends_with("[7 blocks more are left out: 1024 are read]"), "{}", result.text);
     }
 
     #[test]

@@ -26,9 +26,6 @@ const MAX_DESCRIPTION_CHARS: usize = 4_096;
 /// Longest label of a resource, in characters: an agent is shown many of them.
 const MAX_LABEL_CHARS: usize = 200;
 
-/// Left out items that are told of one listing.
-const MAX_REFUSED: usize = 32;
-
 /// A resource of a connected server: that it is there, and never what is in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResourceInfo {
@@ -63,11 +60,15 @@ pub(super) async fn list(
         let in_server =
             |error: CallError| CallError { message: format!("{}: {}", config.name, error.message), ..error };
         let tools = pages::drain(peer, &pages::TOOLS).await.map_err(in_server)?;
-        listing.take_tools(tools, config);
+        listing.refused = tools.left_out;
+        listing.take_tools(tools.items, config);
     }
     if has.resources {
         match pages::drain(peer, &pages::RESOURCES).await {
-            Ok(resources) => listing.take_resources(resources, config),
+            Ok(resources) => {
+                resources.left_out.into_iter().for_each(|what| listing.refuse(what));
+                listing.take_resources(resources.items, config);
+            }
             Err(error) => listing.refuse(format!("its resources: {error}")),
         }
     }
@@ -114,7 +115,7 @@ impl Listing {
     }
 
     fn refuse(&mut self, what: String) {
-        if self.refused.len() < MAX_REFUSED {
+        if self.refused.len() < pages::MAX_REFUSED {
             self.refused.push(what);
         }
     }

@@ -75,13 +75,19 @@ impl McpHandle {
         let (mut templates, mut prompts, mut failed) = (Vec::new(), Vec::new(), Vec::new());
         if has.resources {
             match pages::drain(&live.peer, &pages::TEMPLATES).await {
-                Ok(listed) => templates = listed.into_iter().map(template).collect(),
+                Ok(listed) => {
+                    templates = listed.items.into_iter().map(template).collect();
+                    failed.extend(listed.left_out);
+                }
                 Err(error) => failed.push(format!("its templates: {error}")),
             }
         }
         if has.prompts {
             match pages::drain(&live.peer, &pages::PROMPTS).await {
-                Ok(listed) => prompts = listed.into_iter().map(prompt).collect(),
+                Ok(listed) => {
+                    prompts = listed.items.into_iter().map(prompt).collect();
+                    failed.extend(listed.left_out);
+                }
                 Err(error) => failed.push(format!("its prompts: {error}")),
             }
         }

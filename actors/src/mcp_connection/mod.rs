@@ -68,6 +68,10 @@ const FIRST_BACK_OFF: Duration = Duration::from_millis(200);
 /// Longest wait between two tries: a server that comes back is noticed within this time.
 const MAX_BACK_OFF: Duration = Duration::from_secs(15);
 
+/// Tries after which a server that has to be there counts as gone: six seconds of waiting, for one that starts beside the node.
+/// One that takes long to answer uses up its time at the first of them.
+const PLAIN_TRIES: u32 = 6;
+
 /// A connection that lived this long ends the back-off; a shorter one counts as one more failure, so that a server
 /// that dies right after each handshake is not started in a tight loop.
 const STABLE_AFTER: Duration = Duration::from_secs(5);
@@ -301,9 +305,9 @@ impl McpHandle {
     /// Waits until the server is ready.
     ///
     /// # Errors
-    /// The reason, when it is not ready in time.
+    /// The reason, when it is not ready in time, or several tries in a row have failed.
     pub async fn ready(&self, within: Duration) -> Result<(), CallError> {
-        call::live(self, within, call::Patience::WholeTime).await.map(|_| ())
+        call::live(self, within, call::Patience::Tries(PLAIN_TRIES)).await.map(|_| ())
     }
 
     /// Calls a tool, or reads a resource. An error that the tool reports is an answer ([`ToolResult::is_error`]).
@@ -343,7 +347,7 @@ impl McpHandle {
                 status.server = live.server.clone();
                 status.push = Some(live.seen.push().word().to_owned());
             }
-            Phase::Waiting { reason, next_try } => {
+            Phase::Waiting { reason, next_try, .. } => {
                 status.state = McpServerState::Down;
                 status.reason = Some(reason.clone());
                 let wait = next_try.saturating_duration_since(Instant::now());
@@ -391,7 +395,7 @@ impl Default for Published {
 enum Phase {
     Connecting,
     Ready(Arc<Live>),
-    Waiting { reason: String, next_try: Instant },
+    Waiting { reason: String, next_try: Instant, failures: u32 },
 }
 
 /// A connection that stands.
@@ -631,9 +635,9 @@ impl ConnectionState {
             retry_ms = wait.as_millis() as u64,
             "MCP server is not there"
         );
-        let next_try = Instant::now() + wait;
+        let (next_try, failures) = (Instant::now() + wait, self.failures);
         self.tail.say(TailKind::Connection, &format!("not there: {reason}"));
-        self.publish.send_modify(|published| published.phase = Phase::Waiting { reason, next_try });
+        self.publish.send_modify(|published| published.phase = Phase::Waiting { reason, next_try, failures });
         myself.send_after(wait, || ConnectionMsg::Connect);
     }
 

@@ -25,7 +25,7 @@ use tokio_util::{bytes::Bytes, io::StreamReader};
 use towline_cluster::ClusterHandle;
 use towline_core::Blob;
 
-use filter::{Filter, Framing, MAX_MESSAGE_BYTES};
+use filter::{Filter, Framing, MAX_MESSAGE_BYTES, MAX_MESSAGE_VALUES};
 
 /// Strings that wait to be claimed: more than the calls of one connection have. Beyond it the oldest are forgotten.
 const MAX_WAITING: usize = 16_384;
@@ -128,7 +128,9 @@ impl Spool {
 
     /// What stands for an answer that is too large, under the id of its request.
     pub(super) fn too_large(&self, id: &str) -> String {
-        let why = format!("it has more than {MAX_MESSAGE_BYTES} bytes beside its files");
+        let why = format!(
+            "it has more than {MAX_MESSAGE_BYTES} bytes beside its files, or more than {MAX_MESSAGE_VALUES} objects and lists"
+        );
         let token = self.put(Spooled::Refused { error_type: "too_large", why });
         let content = format!(r#"[{{"type":"text","text":"{token}"}}]"#);
         format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"content":{content}}}}}"#)

@@ -21,7 +21,7 @@ use crate::{
     errors::{RETRY_INFO_TYPE, reason},
 };
 
-pub use binding::{Binding, RemoteInterface, Terms, TermsRefused, card_from_wire};
+pub use binding::{Binding, RemoteInterface, Terms, TermsRefused, card_from_wire, mesh_extension};
 pub use socket::SocketUrl;
 
 /// Limit of a call that the peer answers at once.

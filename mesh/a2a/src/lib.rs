@@ -13,7 +13,7 @@ mod event_stream;
 
 pub use client::{
     A2aClient, Binding, ClientError, InvalidHeader, ListQuery, RemoteCard, RemoteInterface, RemotePage, SendOptions,
-    SendReply, SocketUrl, Terms, TermsRefused,
+    SendReply, SocketUrl, Terms, TermsRefused, mesh_extension,
 };
 pub use convert::{Field, RemoteTask, StreamEvent, time_text};
 pub use errors::{WireError, shortened};

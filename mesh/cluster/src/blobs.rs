@@ -12,6 +12,7 @@
 mod cache;
 pub(crate) mod disk;
 mod parts;
+mod passing;
 mod replicate;
 mod safety;
 mod serve;
@@ -35,6 +36,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use towline_core::BlobHash;
 
 use crate::{handle::ClusterHandle, seams};
+use passing::Passing;
 
 pub(crate) use cache::run as run_cache;
 pub(crate) use replicate::Pushes;
@@ -228,16 +230,16 @@ impl ClusterHandle {
         Ok(Upload { cluster: self.clone(), writer: Some(writer) })
     }
 
-    /// Opens a blob, fetching it from another node if this one does not hold it.
+    /// Opens a blob, fetching it from another node if this one does not hold it. Without room it passes through.
     ///
     /// # Errors
     /// When no node gives it.
     pub async fn open_blob(&self, hash: BlobHash, length: u64) -> Result<BlobContent, BlobError> {
-        let reader = match self.open_held(hash).await {
-            Ok(reader) => reader,
+        let source = match self.open_held(hash).await {
+            Ok(reader) => Source::Held(Arc::new(reader)),
             Err(error) => self.mend(hash, length, &error).await?,
         };
-        Ok(BlobContent { cluster: self.clone(), hash, length, reader: Arc::new(reader) })
+        Ok(BlobContent { cluster: self.clone(), hash, length, source })
     }
 
     /// Lets this node remove what nothing names so soon after it was written, if it is a day old by the log: for tests that do
@@ -260,14 +262,27 @@ impl ClusterHandle {
     }
 
     /// Puts a good copy in the place of one that is missing or damaged.
-    async fn mend(&self, hash: BlobHash, length: u64, why: &BlobError) -> Result<store::Reader, BlobError> {
+    async fn mend(&self, hash: BlobHash, length: u64, why: &BlobError) -> Result<Source, BlobError> {
         if !matches!(why, BlobError::NotHeld { .. }) {
             tracing::warn!(%hash, error = %why, "blob is fetched anew");
             self.blobs().store().give_up(&hash);
         }
-        replicate::fetch(self, hash, length).await?;
-        self.open_held(hash).await
+        match replicate::fetch(self, hash, length).await {
+            Ok(()) => self.open_held(hash).await.map(|reader| Source::Held(Arc::new(reader))),
+            Err(full @ BlobError::NoRoom { .. }) => {
+                tracing::debug!(%hash, %full, "blob passes through");
+                Passing::begin(self, hash, length).await.map(|passing| Source::Passing(Box::new(passing)))
+            }
+            Err(error) => Err(error),
+        }
     }
+}
+
+/// Where the content comes from that is read.
+enum Source {
+    Held(Arc<store::Reader>),
+    /// From another node: this one has no room.
+    Passing(Box<Passing>),
 }
 
 /// Content that is being kept.
@@ -324,13 +339,16 @@ pub struct BlobContent {
     cluster: ClusterHandle,
     hash: BlobHash,
     length: u64,
-    reader: Arc<store::Reader>,
+    source: Source,
 }
 
 impl BlobContent {
     /// Its length in bytes.
     pub fn length(&self) -> u64 {
-        self.reader.length()
+        match &self.source {
+            Source::Held(reader) => reader.length(),
+            Source::Passing(_) => self.length,
+        }
     }
 
     /// All of it.
@@ -366,16 +384,21 @@ impl BlobContent {
     async fn group(&mut self, group: u64) -> Result<Vec<u8>, BlobError> {
         match self.read(group).await {
             Err(error @ (BlobError::Damaged { .. } | BlobError::File { .. })) => {
-                self.reader = Arc::new(self.cluster.mend(self.hash, self.length, &error).await?);
+                self.source = self.cluster.mend(self.hash, self.length, &error).await?;
                 self.read(group).await
             }
             read => read,
         }
     }
 
-    async fn read(&self, group: u64) -> Result<Vec<u8>, BlobError> {
-        let reader = Arc::clone(&self.reader);
-        blocking(move || reader.group(group)).await
+    async fn read(&mut self, group: u64) -> Result<Vec<u8>, BlobError> {
+        match &mut self.source {
+            Source::Held(reader) => {
+                let reader = Arc::clone(reader);
+                blocking(move || reader.group(group)).await
+            }
+            Source::Passing(passing) => passing.group(&self.cluster, group).await,
+        }
     }
 }
 

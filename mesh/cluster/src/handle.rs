@@ -32,6 +32,7 @@ use crate::{
     sessions::{LeaderSessions, OwnSession},
     status,
     troubles::Troubles,
+    twin,
     wire::{self, WireError},
 };
 
@@ -468,6 +469,7 @@ impl ClusterHandle {
 
     /// Proposes that this node is up.
     pub(crate) async fn announce(&self, registration: &Registration) -> Result<(), ProposeError> {
+        twin::refuse_to_be_one(self).await?;
         let node = self.node_id();
         let command = Command::NodeUp {
             node,

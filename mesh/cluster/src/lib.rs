@@ -50,6 +50,7 @@ mod status;
 mod tail;
 mod transfer;
 mod troubles;
+mod twin;
 mod unheard;
 mod wal;
 #[doc(hidden)]
@@ -90,7 +91,7 @@ use leader::{Leadership, Seat};
 use membership::{FOUNDER, Folder};
 use peers::{AddressBook, Admission, MAX_MESSAGE_BYTES, Peers};
 use raft::{
-    LogStore, Raft, Replica, StateMachine, StateView,
+    LogStore, Raft, Replica, StateMachine, StateView, StoreError,
     network::{NetworkFactory, RaftService},
 };
 use routes::Routes;
@@ -296,6 +297,10 @@ async fn start_raft(
 ) -> Result<Parts, ClusterError> {
     let log = LogStore::open(&folder.log())?;
     let (machine, view) = StateMachine::open(&folder.snapshots(), log.last_index())?;
+    let (purged, (applied, _)) = (log.purged_index(), view.applied_membership());
+    if purged > applied.map_or(0, |log_id| log_id.index) {
+        return Err(StoreError::SnapshotLost { path: folder.snapshots(), purged }.into());
+    }
     let peers = connect(&identity, &credentials, &view)?;
     let network = NetworkFactory::new(identity.node, Arc::clone(&peers));
     let config = raft::config(&identity.cluster_name);

@@ -192,7 +192,7 @@ impl Folder {
         };
         let root = folder.read_certificate("tls/authority.pem")?;
         let certificate = folder.read_certificate("tls/node.pem")?;
-        let key = certificates::read_key(&folder.read_text("tls/node.key")?)?;
+        let key = folder.read_key("tls/node.key")?;
         let roster = Arc::new(Roster::new(folder.members()?));
         let credentials = Credentials::new(root, certificate, key, roster)
             .map_err(|error| ClusterError::Foreign { path: data.to_owned(), reason: error.to_string() })?;
@@ -215,7 +215,7 @@ impl Folder {
         if !self.path.join(AUTHORITY_KEY).exists() {
             return Ok(None);
         }
-        let key = certificates::read_key(&self.read_text(AUTHORITY_KEY)?)?;
+        let key = self.read_key(AUTHORITY_KEY)?;
         Authority::open(credentials.authority(), key).map(Some)
     }
 
@@ -324,7 +324,7 @@ impl Folder {
             let path = self.path.join("joining.json");
             let joining: JoinRequest = serde_json::from_str(&self.read_text("joining.json")?)
                 .map_err(|error| ClusterError::File { action: "read", path, source: error.into() })?;
-            let key = certificates::read_key(&self.read_text("tls/node.key")?)?;
+            let key = self.read_key("tls/node.key")?;
             return Ok((joining.request, key));
         }
         let key = certificates::make_key()?;
@@ -351,11 +351,20 @@ impl Folder {
         fs::read_to_string(&path).map_err(|source| ClusterError::File { action: "read", path, source })
     }
 
+    fn read_key(&self, name: &str) -> Result<rcgen::KeyPair, ClusterError> {
+        certificates::read_key(&self.read_text(name)?).map_err(|mut error| {
+            if let ClusterError::Certificate { reason, .. } = &mut error {
+                *reason = format!("{}: {reason}", self.path.join(name).display());
+            }
+            error
+        })
+    }
+
     fn read_certificate(&self, name: &str) -> Result<CertificateDer<'static>, ClusterError> {
         let text = self.read_text(name)?;
         CertificateDer::from_pem_slice(text.as_bytes()).map_err(|error| ClusterError::Certificate {
             action: "read a certificate of this node",
-            reason: format!("{name}: {error}"),
+            reason: format!("{}: {error}", self.path.join(name).display()),
         })
     }
 
@@ -409,6 +418,16 @@ mod tests {
 
     fn addresses() -> NodeAddresses {
         NodeAddresses { http: "http://127.0.0.1:7420".into(), peer: "127.0.0.1:7421".into() }
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_read_is_said_with_its_file() {
+        let data = tempfile::tempdir().unwrap();
+        found(data.path(), "prod", "a", addresses()).unwrap();
+        let key = data.path().join("tls/node.key");
+        fs::write(&key, "no key").unwrap();
+        let said = Folder::open(data.path()).map(|_| ()).unwrap_err().to_string();
+        assert!(said.contains(&*key.to_string_lossy()), "{said}");
     }
 
     #[test]

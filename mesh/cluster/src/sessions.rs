@@ -501,8 +501,8 @@ impl OwnSession {
         }
     }
 
-    /// Ends the session because the leader has fenced this node off.
-    fn end_fenced(&self, reason: String) {
+    /// Ends the session because the leader has fenced this node off, or another process is this node.
+    pub(crate) fn end_fenced(&self, reason: String) {
         self.end();
         self.fence.send_replace(Some(reason));
     }

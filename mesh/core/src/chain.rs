@@ -70,8 +70,14 @@ impl State {
         chain.iter().find(|link| !mark.is_empty() && link.mesh == mark && link.agent == agent.as_str())
     }
 
-    /// What links of this mesh are known by: made from the id of the cluster, and empty before it has one.
-    fn mesh_mark(&self) -> String {
+    /// Whether a message comes out of this mesh without another one between: who delegated it last is of this mesh.
+    pub fn comes_from_itself(&self, chain: &[ChainLink]) -> bool {
+        let mark = self.mesh_mark();
+        !mark.is_empty() && chain.last().is_some_and(|link| link.mesh == mark)
+    }
+
+    /// What links and cards of this mesh are known by: made from the id of the cluster, and empty before it has one.
+    pub fn mesh_mark(&self) -> String {
         let Some((id, _)) = self.cluster() else { return String::new() };
         let hash = blake3::hash(id.as_bytes());
         hash.as_bytes()[..MARK_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()

@@ -147,7 +147,7 @@ pub(super) fn of(settings: &A2aSettings, agent: &str) -> Result<Option<Value>, W
 /// A card with what its listener asks of callers and takes.
 fn described(settings: &A2aSettings, mut card: Value) -> Value {
     auth::card::describe(&settings.auth, &mut card);
-    card["capabilities"]["extensions"] = extensions::declared();
+    card["capabilities"]["extensions"] = extensions::declared(&settings.cluster.local(|state| state.mesh_mark()));
     card["capabilities"]["pushNotifications"] = settings.push.is_some().into();
     card
 }
@@ -184,7 +184,10 @@ fn respond_made(
 ) -> Response {
     let signed = made.and_then(|card| signed(&shared.settings, with_socket(card, parts, name.as_ref())));
     match signed {
-        Ok(body) if is_on_socket(parts) => respond(&parts.headers, &Card::new(agents, body)),
+        // One that was made before this node knew its mesh is made anew.
+        Ok(body) if is_on_socket(parts) || shared.settings.cluster.local(|state| state.cluster().is_none()) => {
+            respond(&parts.headers, &Card::new(agents, body))
+        }
         Ok(body) => respond(&parts.headers, &shared.cards.keep(name, agents, body)),
         Err(error) => json_response(StatusCode::INTERNAL_SERVER_ERROR, &json!({ "error": error.message })),
     }

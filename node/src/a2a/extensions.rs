@@ -106,8 +106,16 @@ impl Marks {
     }
 }
 
-/// What a card says of the extensions.
-pub(super) fn declared() -> Value {
+/// What a card says of the extensions, and of the mesh that it is of.
+pub(super) fn declared(mesh_mark: &str) -> Value {
+    let mut declared = spoken();
+    if let Some(extensions) = declared.as_array_mut().filter(|_| !mesh_mark.is_empty()) {
+        extensions.push(towline_a2a::mesh_extension(mesh_mark));
+    }
+    declared
+}
+
+fn spoken() -> Value {
     json!([
         {
             "uri": GENERATION,

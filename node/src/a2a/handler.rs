@@ -170,6 +170,7 @@ pub(super) async fn handle(
     let method = Method::named(&asked.call.method)?;
     asked.caller.check_method(&asked.call.method)?;
     let agent = named_agent(&asked)?.unwrap_or_else(|| settings.front_door.clone());
+    let object_agent = agent.clone();
     let mut span = method_span(&asked, method);
     if let Some(other) = metadata_trace {
         span.link(other, names::link::METADATA);
@@ -200,9 +201,31 @@ pub(super) async fn handle(
     }
     if method.changes() && !is_structured {
         let outcome = answered.as_ref().err().map_or("ok", |error| error.reason);
-        auth::audit::method(&asked.caller, &asked.call.method, outcome, trace);
+        let object = object_of(&asked, sends.then_some(&object_agent), answered.as_ref().ok());
+        auth::audit::method(&asked.caller, &asked.call.method, object.as_deref(), outcome, trace);
     }
     answered
+}
+
+/// What a request that changes something is about: a task, for a message behind the agent that it is for, and for a webhook before
+/// its name.
+fn object_of(asked: &Asked<'_>, agent: Option<&AgentName>, answered: Option<&Outcome>) -> Option<String> {
+    let params = &asked.call.params;
+    let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(towline_a2a::shortened);
+    let made = answered.and_then(|outcome| match outcome {
+        Outcome::Answer(answer) => answer.pointer("/task/id").and_then(text),
+        Outcome::Stream(stream) => stream.task().map(|task| task.to_string()),
+    });
+    match agent {
+        Some(agent) => {
+            let task = made.or_else(|| params.pointer("/message/taskId").and_then(text));
+            Some(task.map_or_else(|| agent.to_string(), |task| format!("{agent}/{task}")))
+        }
+        None => {
+            let named = [&params["taskId"], &params["id"]].into_iter().filter_map(text).collect::<Vec<_>>();
+            (!named.is_empty()).then(|| named.join("/"))
+        }
+    }
 }
 
 /// The methods of A2A 1.0.
@@ -411,7 +434,7 @@ async fn perform(
                 ReplyOn::Stream { .. } => Some(place(settings, asked)?),
                 ReplyOn::Applied | ReplyOn::Accepted(_) | ReplyOn::Settled(_) => None,
             };
-            chain::check(settings, &command)?;
+            chain::check(settings, principal, &command)?;
             blobs::keep(settings, principal, &mut command).await?;
             let task = propose(&settings.cluster, principal, command, &span.context()).await?;
             span.set(names::A2A_TASK_ID, task.to_string());

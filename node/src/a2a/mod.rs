@@ -22,6 +22,7 @@ mod grpc;
 mod handler;
 mod jsonrpc;
 pub mod listener;
+mod nowhere;
 mod polite;
 pub mod principal;
 mod push;
@@ -50,6 +51,7 @@ use towline_core::{AgentName, TraceContext};
 use towline_trace::{Kind, Span, names};
 
 pub use card_signer::{CardKeyError, CardSigner};
+pub use nowhere::answered;
 
 pub(crate) use call::{decode, read_body};
 

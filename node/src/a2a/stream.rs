@@ -294,6 +294,11 @@ impl Streamed {
         }
     }
 
+    /// The task, if it is one.
+    pub(super) fn task(&self) -> Option<TaskId> {
+        if let Streamed::Task(stream) = self { Some(stream.task) } else { None }
+    }
+
     fn binding(&self) -> &Binding {
         match self {
             Streamed::Task(stream) => &stream.binding,

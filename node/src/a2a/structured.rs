@@ -47,7 +47,7 @@ pub(super) fn read(asked: &Asked<'_>) -> Result<Option<Structured>, WireError> {
     let parts = message["parts"].as_array().map(Vec::as_slice).unwrap_or_default();
     let found = parts.iter().find_map(|part| {
         let data = part.get("data")?;
-        let key = [COMMAND_KEY, EVENTS_KEY].into_iter().find(|key| data.get(key).is_some())?;
+        let key = [COMMAND_KEY, EVENTS_KEY].into_iter().find(|key| holds(data, key))?;
         Some((key, data))
     });
     let Some((key, data)) = found.filter(|_| asked.door == Door::Public) else { return Ok(None) };
@@ -73,6 +73,15 @@ pub(super) fn read(asked: &Asked<'_>) -> Result<Option<Structured>, WireError> {
     } else {
         Structured::Events(events(content)?)
     }))
+}
+
+/// Whether data asks the node itself, be it as one of a list: that is refused, and never becomes a task.
+fn holds(data: &Value, key: &str) -> bool {
+    match data {
+        Value::Object(fields) => fields.contains_key(key),
+        Value::Array(items) => items.iter().any(|item| holds(item, key)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
 }
 
 fn events(content: &Value) -> Result<FeedRequest, WireError> {

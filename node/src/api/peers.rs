@@ -12,11 +12,12 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use towline_a2a::RemoteCard;
-use towline_actors::{Dialler, resolved};
+use towline_actors::{Dialler, own_mesh, resolved};
 use towline_core::{AgentName, Command, JoinedAgent, Peer, PeerToken, Principal, Proposal};
 
 use super::{Api, ApiError, invalid};
 use crate::{
+    auth::audit,
     config::{is_plain_remote, peer_url, url_text},
     error::chain,
 };
@@ -104,12 +105,14 @@ async fn add(
     let mut peer = read(request).map_err(invalid)?;
     check_agents(&api, &peer).await?;
     // Its terms are read before anything is kept.
-    let card = card(&peer).await.map_err(|why| ApiError::new(StatusCode::BAD_GATEWAY, "peer_unusable", why))?;
+    let mark = api.cluster.local(|state| state.mesh_mark());
+    let card = card(&peer, &mark).await.map_err(|why| ApiError::new(StatusCode::BAD_GATEWAY, "peer_unusable", why))?;
     peer.joined = wants_to_join.then(|| joined(&card));
-    let shown = view(&peer);
+    let (shown, name) = (view(&peer), peer.name.to_string());
     let proposal = Proposal { by: Principal::Operator, command: Command::AddPeer(Box::new(peer)) };
     api.cluster.propose(proposal, None).await?;
-    Ok((StatusCode::CREATED, Json(json!({ "peer": shown, "card": card.raw }))).into_response())
+    let answer = (StatusCode::CREATED, Json(json!({ "peer": shown, "card": card.raw }))).into_response();
+    Ok(audit::about(answer, name))
 }
 
 async fn remove(State(api): State<Arc<Api>>, Path(name): Path<String>) -> Result<Response, ApiError> {
@@ -183,12 +186,13 @@ async fn check_agents(api: &Api, peer: &Peer) -> Result<(), ApiError> {
 }
 
 /// The card of the first URL that answers; its terms must be acceptable at each URL that does.
-async fn card(peer: &Peer) -> Result<RemoteCard, String> {
+async fn card(peer: &Peer, mark: &str) -> Result<RemoteCard, String> {
     let resolved = resolved(peer)?;
     let dialler = Dialler::new().map_err(|error| format!("set up the HTTP client: {error}"))?;
     let (mut first, mut silent) = (None, Vec::new());
     for url in &peer.urls {
         match dialler.card(&resolved, url).await {
+            Ok(card) if card.mesh_mark() == Some(mark) => return Err(own_mesh(url)),
             Ok(card) => {
                 card.terms(url, peer.token.is_some()).map_err(|refused| format!("{url}: {refused}"))?;
                 first.get_or_insert(card);

@@ -17,7 +17,7 @@ use towline_core::{
 };
 
 use super::{Api, ApiError, invalid};
-use crate::sign_in::now;
+use crate::{auth::audit, sign_in::now};
 
 /// What the names of people begin with.
 const USER_PREFIX: &str = "user:";
@@ -138,7 +138,7 @@ async fn approve(
     });
     tracing::info!(%code, %name, %role, "a sign-in was approved");
     let answer = json!({ "approved_before": before.map(time), "code": code.to_string(), "name": name, "role": role });
-    Ok(Json(answer).into_response())
+    Ok(audit::about(Json(answer).into_response(), name.to_string()))
 }
 
 async fn deny(State(api): State<Arc<Api>>, Path(code): Path<String>) -> Result<Response, ApiError> {
@@ -201,6 +201,7 @@ async fn revoke_many(
     body: Result<Json<RevokeRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let Json(request) = body.map_err(|error| invalid(error.body_text()))?;
+    let whose = request.name.clone().unwrap_or_else(|| "all".to_owned());
     let ended = match (request.name, request.all) {
         (Some(name), None) => {
             let name = person(&name)?;
@@ -209,7 +210,7 @@ async fn revoke_many(
         (None, Some(true)) => revoke(&api, Revoke::All, |_| true).await?,
         _ => return Err(invalid("say whose sessions end: {\"name\": \"ada\"} or {\"all\": true}".to_owned())),
     };
-    Ok(Json(json!({ "revoked": ended })).into_response())
+    Ok(audit::about(Json(json!({ "revoked": ended })).into_response(), whose))
 }
 
 /// Ends sessions; those that there were.

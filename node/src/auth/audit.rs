@@ -1,6 +1,8 @@
-//! Who has done what: one line for each operation that may change something and whose caller is known, under the target
-//! `audit`, with how it came out: also if it was refused. Never what was said, asked for or answered.
+//! Who has done what to what: one line for each operation that may change something and whose caller is known, under the target
+//! `audit`, with the task, agent, session, peer or node that it was about and how it came out: also if it was refused. Never what was
+//! said, asked for or answered.
 
+use axum::response::Response;
 use http::StatusCode;
 use towline_core::TraceContext;
 
@@ -11,20 +13,30 @@ use crate::a2a::principal::Caller;
 pub(crate) const TARGET: &str = "audit";
 
 /// Tells of a method of A2A, or of an operation by its name; `outcome` is `ok` or the reason of its error.
-pub(crate) fn method(caller: &Caller, method: &str, outcome: &str, trace: &TraceContext) {
-    tell(caller, operations::of_method(method).unwrap_or(method), outcome, Some(trace));
+pub(crate) fn method(caller: &Caller, method: &str, object: Option<&str>, outcome: &str, trace: &TraceContext) {
+    tell(caller, operations::of_method(method).unwrap_or(method), object, outcome, Some(trace));
 }
 
 /// Tells of an operation over HTTP alone; the outcome is `ok` or the status of its answer.
-pub(super) fn route(caller: &Caller, operation: &str, status: StatusCode) {
+pub(super) fn route(caller: &Caller, operation: &str, object: Option<&str>, status: StatusCode) {
     if status.is_success() {
-        tell(caller, operation, "ok", None);
+        tell(caller, operation, object, "ok", None);
     } else {
-        tell(caller, operation, status.as_str(), None);
+        tell(caller, operation, object, status.as_str(), None);
     }
 }
 
-fn tell(caller: &Caller, operation: &str, outcome: &str, trace: Option<&TraceContext>) {
+/// What an operation was about whose path does not say it: an extension of its answer.
+#[derive(Debug, Clone)]
+pub(super) struct About(pub String);
+
+/// An answer to who asked about something that is not in the path.
+pub(crate) fn about(mut response: Response, object: impl Into<String>) -> Response {
+    response.extensions_mut().insert(About(object.into()));
+    response
+}
+
+fn tell(caller: &Caller, operation: &str, object: Option<&str>, outcome: &str, trace: Option<&TraceContext>) {
     if !tracing::enabled!(target: TARGET, tracing::Level::INFO) {
         return;
     }
@@ -35,7 +47,7 @@ fn tell(caller: &Caller, operation: &str, outcome: &str, trace: Option<&TraceCon
     let labels = labels.filter(|_| !caller.standing.labels.is_empty());
     let trace = trace.map(TraceContext::trace_id_hex);
     // Quoted, since a principal may be named by the token of an issuer.
-    tracing::info!(target: TARGET, op = operation, outcome, principal = ?principal, session, labels, trace_id = trace);
+    tracing::info!(target: TARGET, op = operation, object, outcome, principal = ?principal, session, labels, trace_id = trace);
 }
 
 #[cfg(test)]
@@ -100,10 +112,11 @@ mod tests {
         let lines = Lines::default();
         let guard = lines.capture();
         let trace = TraceContext { trace_id: 7, span_id: 1, sampled: true };
-        method(&caller(PrincipalRole::User), "SendMessage", "MESSAGE_REUSED", &trace);
+        method(&caller(PrincipalRole::User), "SendMessage", Some("reader/0198"), "MESSAGE_REUSED", &trace);
         drop(guard);
         let expected = json!({
             "labels": r#"{"team":"blue\" op=\"none"}"#,
+            "object": "reader/0198",
             "op": "message.send",
             "outcome": "MESSAGE_REUSED",
             "principal": r#""user:ada""#,
@@ -132,6 +145,7 @@ mod tests {
         drop(guard);
         let told = lines.read();
         let ops: Vec<(&Value, &Value)> = told.iter().map(|line| (&line["op"], &line["outcome"])).collect();
+        assert!(told.iter().all(|line| line["object"] == "7"), "{told:?}");
         let drain = json!("cluster.drain");
         assert_eq!(ops, [(&drain, &json!("403")), (&drain, &json!("409"))]);
         let text = Value::from(told).to_string();

@@ -286,7 +286,9 @@ pub(crate) async fn authorize(request: Request, next: Next) -> Response {
         Refusal::NotAllowed { who: caller.principal.to_string(), what }.answer(Style::of(&request))
     };
     if let Some((caller, operation)) = changed_by {
-        audit::route(&caller, operation.unwrap_or("unknown"), response.status());
+        let about = response.extensions().get::<audit::About>().map(|about| about.0.clone());
+        let object = about.or_else(|| operations::object_of(&path));
+        audit::route(&caller, operation.unwrap_or("unknown"), object.as_deref(), response.status());
     }
     response
 }

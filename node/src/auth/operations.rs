@@ -130,6 +130,21 @@ pub(super) fn of_route(verb: &http::Method, path: &str) -> Option<&'static str> 
     place_of(is_way).map(|place| OPERATIONS[place].name)
 }
 
+/// What a path is about: what stands in it in place of the braces. The code that a device shows is left out: who reads it could
+/// sign in by it.
+pub(super) fn object_of(path: &str) -> Option<String> {
+    let routes = OPERATIONS.iter().flat_map(|operation| operation.ways).filter_map(|way| match way {
+        Route(_, route) if is_on(route, path) => Some(*route),
+        Route(..) | Method(_) => None,
+    });
+    // A part that is written out counts more than one in braces.
+    let route = routes.min_by_key(|route| route.matches('{').count())?;
+    let parts = route.split('/').zip(path.split('/'));
+    let named = parts.filter(|(part, _)| part.starts_with('{') && *part != "{code}");
+    let named: Vec<String> = named.map(|(_, found)| towline_a2a::shortened(found)).collect();
+    (!named.is_empty()).then(|| named.join("/"))
+}
+
 /// The place of the operation that a way asks for.
 fn place_of(is_way: impl Fn(&Way) -> bool) -> Option<usize> {
     OPERATIONS.iter().position(|operation| operation.ways.iter().any(&is_way))
@@ -253,6 +268,21 @@ mod tests {
 
     fn grants(texts: &[&str]) -> Vec<Grant> {
         texts.iter().map(|text| Grant::parse(text).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_path_says_what_it_is_about() {
+        for (path, object) in [
+            ("/api/v1/cluster/nodes/7/drain", Some("7")),
+            ("/api/v1/tasks/0198/resolve", Some("0198")),
+            ("/blobs/task/hash", Some("task/hash")),
+            ("/api/v1/auth/sessions/revoke", None),
+            ("/api/v1/auth/devices/BCDF-GHJK/approve", None),
+            ("/api/v1/peers", None),
+            ("/nowhere", None),
+        ] {
+            assert_eq!(object_of(path).as_deref(), object, "{path}");
+        }
     }
 
     #[test]

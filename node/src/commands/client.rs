@@ -29,6 +29,16 @@ const SHOW_A_TOKEN: &str =
     "sign in with `towline auth login`, or show a token with --token-file FILE or TOWLINE_ACCESS_TOKEN";
 /// How TLS says that it does not take the certificate of the other side.
 const NOT_TRUSTED: &str = "invalid peer certificate";
+/// How it is said that a name has no address.
+const NO_SUCH_HOST: [&str; 2] = ["dns error", "failed to lookup address"];
+/// How TLS says that the other side speaks something else.
+const NO_TLS: [&str; 2] = ["received corrupt message", "InvalidContentType"];
+/// How HTTP says that.
+const NO_HTTP: [&str; 1] = ["invalid HTTP"];
+/// How long one of several nodes may take to say that it lives; one that takes longer is asked behind the others.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// What answers at once on a node that runs.
+const PROBE: &str = "/livez";
 
 /// The node that is talked to where nobody says another one.
 const DEFAULT_SERVER: &str = "http://127.0.0.1:7420";
@@ -117,6 +127,22 @@ impl Client {
         let elsewhere = builder(ca_file)?.build().map_err(CliError::other)?;
         let ca_file = ca_file.map(std::path::absolute).transpose().map_err(CliError::other)?;
         Ok(Self { servers: servers?, contexts, elsewhere, ca_file })
+    }
+
+    /// Has the nodes that hang – they take a connection, and say nothing on it – asked behind those that live. One that is named
+    /// alone is asked in any case.
+    pub(crate) async fn passing_over_who_hangs(mut self) -> Self {
+        if self.servers.len() > 1 {
+            let hangs = futures::future::join_all(self.servers.iter().map(|server| async {
+                let asked = server.http.get(format!("{}{PROBE}", server.base)).timeout(PROBE_TIMEOUT).send().await;
+                asked.is_err_and(|error| error.is_timeout())
+            }));
+            let mut hangs = hangs.await.into_iter();
+            let (late, living): (Vec<_>, Vec<_>) =
+                self.servers.drain(..).partition(|_| hangs.next().unwrap_or_default());
+            self.servers = living.into_iter().chain(late).collect();
+        }
+        self
     }
 
     /// The file with the authority that `--ca-file` names, wherever the next command is given.
@@ -252,11 +278,11 @@ impl Client {
         &self,
         request: impl Fn(&Server) -> reqwest::RequestBuilder,
     ) -> Result<(&str, reqwest::Response), CliError> {
-        let (mut not_reached, mut not_trusted) = (Vec::new(), None);
+        let (mut not_reached, mut known) = (Vec::new(), None);
         for server in &self.servers {
             match request(server).send().await {
                 Err(error) if error.is_connect() => {
-                    not_trusted = not_trusted.or_else(|| untrusted(&server.name, &error));
+                    known = known.or_else(|| diagnosed(&server.name, &error));
                     not_reached.push(server.name.as_str());
                 }
                 Err(error) => return Err(transport(&server.name, &error)),
@@ -264,7 +290,7 @@ impl Client {
             }
         }
         let silent = || CliError::Unreachable(format!("connect to {}: {IS_IT_RUNNING}", not_reached.join(", ")));
-        Err(not_trusted.unwrap_or_else(silent))
+        Err(known.unwrap_or_else(silent))
     }
 
     async fn ask(&self, request: impl Fn(&Server) -> reqwest::RequestBuilder) -> Result<Value, CliError> {
@@ -314,15 +340,32 @@ fn refused(server: &str, status: u16, answer: Option<&Value>) -> CliError {
     }
 }
 
-/// What it means that a certificate of a server is not trusted; none if something else is wrong.
-fn untrusted(server: &str, error: &dyn std::error::Error) -> Option<CliError> {
+/// What is wrong with a connection, where more can be said than that nobody answers.
+fn diagnosed(server: &str, error: &dyn std::error::Error) -> Option<CliError> {
     let chain = crate::error::chain(error);
-    let (_, problem) = chain.rsplit_once(NOT_TRUSTED)?;
-    let problem = problem.trim_start_matches([':', ' ']);
-    Some(CliError::Unreachable(format!(
-        "connect to {server}: its certificate is not trusted ({problem}): name the PEM file of the authority that has signed it \
-         with --ca-file FILE, if that is one that this machine does not know"
-    )))
+    let says = |words: &[&str]| words.iter().any(|word| chain.contains(word));
+    let what = if let Some((_, problem)) = chain.rsplit_once(NOT_TRUSTED) {
+        let problem = problem.trim_start_matches([':', ' ']);
+        format!(
+            "its certificate is not trusted ({problem}): name the PEM file of the authority that has signed it with --ca-file \
+             FILE, if that is one that this machine does not know"
+        )
+    } else if let Some(path) = server.strip_prefix(UNIX) {
+        let cause = chain.rsplit(": ").next().unwrap_or_default();
+        format!(
+            "no node answers at the socket {path} ({cause}): the node has to run, as the user of this command, with this path as \
+             node.listen.unix"
+        )
+    } else if says(&NO_SUCH_HOST) {
+        "its host has no address: is the name written right, and known to this machine?".to_owned()
+    } else if server.starts_with("https://") && says(&NO_TLS) {
+        format!("it answers without TLS: write http{}", server.trim_start_matches("https"))
+    } else if server.starts_with("http://") && says(&NO_HTTP) {
+        format!("it answers, and not in HTTP: where it speaks TLS, write https{}", server.trim_start_matches("http"))
+    } else {
+        return None;
+    };
+    Some(CliError::Unreachable(format!("connect to {server}: {what}")))
 }
 
 fn no_answer(server: &str) -> String {
@@ -334,7 +377,7 @@ fn transport(server: &str, error: &reqwest::Error) -> CliError {
         return CliError::Timeout(no_answer(server));
     }
     let silent = || CliError::Unreachable(format!("connect to {server}: {IS_IT_RUNNING}"));
-    untrusted(server, error).unwrap_or_else(silent)
+    diagnosed(server, error).unwrap_or_else(silent)
 }
 
 /// What is shown to the node: the content of `--token-file`, or TOWLINE_ACCESS_TOKEN.
@@ -391,9 +434,11 @@ pub(crate) fn call_failed(error: &ClientError) -> CliError {
     match error {
         ClientError::Unreachable { endpoint, source } => {
             let silent = || CliError::Unreachable(format!("connect to {endpoint}: {IS_IT_RUNNING}"));
-            untrusted(endpoint, &**source).unwrap_or_else(silent)
+            diagnosed(endpoint, &**source).unwrap_or_else(silent)
         }
-        ClientError::Broken { .. } => CliError::Unreachable(text),
+        ClientError::Broken { endpoint, .. } => {
+            diagnosed(endpoint, error).unwrap_or_else(|| CliError::Unreachable(text))
+        }
         ClientError::Timeout { .. } => CliError::Timeout(text),
         ClientError::Auth { status: 401, .. } => CliError::Auth(format!("{text}: {SHOW_A_TOKEN}")),
         ClientError::Auth { .. } => CliError::Auth(text),
@@ -448,6 +493,27 @@ mod tests {
         let source = std::io::Error::other("connection refused");
         let silent = call_failed(&ClientError::Unreachable { endpoint: "https://x".into(), source: Box::new(source) });
         assert!(silent.to_string().contains("is a node running there?"), "{silent}");
+    }
+
+    #[test]
+    fn a_connection_that_cannot_be_is_said_to_be_why() {
+        let said = |server: &str, cause: &'static str| {
+            diagnosed(server, &std::io::Error::other(cause)).map(|error| (error.code(), error.to_string()))
+        };
+        for (server, cause, says) in [
+            (
+                "unix:///run/t.sock",
+                "client error: No such file or directory (os error 2)",
+                "socket /run/t.sock (No such file",
+            ),
+            ("http://nowhere.example", "dns error: failed to lookup address information", "has no address"),
+            ("https://a:7420", "received corrupt message of type InvalidContentType", "write http://a:7420"),
+            ("http://a:7420", "invalid HTTP version parsed", "write https://a:7420"),
+        ] {
+            let (code, text) = said(server, cause).unwrap();
+            assert!(code == 3 && text.contains(says) && text.contains(server), "{text}");
+        }
+        assert_eq!(said("http://a:7420", "connection refused"), None);
     }
 
     #[test]

@@ -68,9 +68,20 @@ pub(crate) async fn run(command: ClusterCommand, client: &Client, output: &mut O
 async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
     let answer = client.get("/api/v1/cluster").await?;
     if output.is_json() {
-        return Ok(output.json(&answer)?);
+        output.json(&answer)?;
     }
     let status: ClusterStatus = serde_json::from_value(answer).map_err(CliError::other)?;
+    if !output.is_json() {
+        show(&status, output)?;
+    }
+    if status.in_touch {
+        return Ok(());
+    }
+    let node = status.node;
+    Err(CliError::Unavailable(format!("node {node} knows of no quorum: what it shows of the others may be old")))
+}
+
+fn show(status: &ClusterStatus, output: &mut Output) -> Result<(), CliError> {
     let leader = match status.leader {
         Some(leader) if status.in_touch => leader.to_string(),
         Some(leader) => format!("{leader}, which does not answer"),
@@ -97,7 +108,7 @@ async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
         output.line(format!("content  {} beside the log, {missing}", status.contents))?;
     }
     if status.archived > 0 {
-        output.line(format!("archive  {} finished tasks, {}", status.archived, who_holds_records(&status)))?;
+        output.line(format!("archive  {} finished tasks, {}", status.archived, who_holds_records(status)))?;
     }
     if let Some(reason) = &status.waits_for_content {
         output.line(format!("waits    a change of the voters: {reason}"))?;
@@ -105,7 +116,7 @@ async fn status(client: &Client, output: &mut Output) -> Result<(), CliError> {
     if let Some(trouble) = &status.certificate_trouble {
         output.line(format!("trouble  {trouble}"))?;
     }
-    let rows = status.members.iter().map(|member| row(&status, member)).collect();
+    let rows = status.members.iter().map(|member| row(status, member)).collect();
     let header = ["NODE", "NAME", "ROLE", "HEALTH", "HTTP", "PEER", "TASKS", "LAG", "CERTIFICATE", "VERSION", "WAITS"];
     Ok(output.table(&header, rows)?)
 }

@@ -14,6 +14,7 @@ pub(crate) fn run(command: ContextCommand, ca_file: Option<&Path>, output: &mut 
     match command {
         ContextCommand::Use { context } => use_context(&context, ca_file, output),
         ContextCommand::List => list(output),
+        ContextCommand::Remove { context } => remove(&context, output),
     }
 }
 
@@ -27,11 +28,7 @@ fn use_context(wanted: &str, ca_file: Option<&Path>, output: &mut Output) -> Res
     } else if contexts.contexts.contains_key(wanted) {
         wanted.to_owned()
     } else {
-        let known: Vec<&str> = contexts.contexts.keys().map(String::as_str).collect();
-        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        return Err(CliError::Usage(format!(
-            "context {wanted:?} is not known; known contexts: {known}. `towline context use URL` makes one"
-        )));
+        return Err(unknown(wanted, &contexts));
     };
     if let (Some(file), Some(context)) = (ca_file, contexts.contexts.get_mut(&name)) {
         context.ca_file = Some(std::path::absolute(file).map_err(CliError::other)?);
@@ -46,6 +43,37 @@ fn use_context(wanted: &str, ca_file: Option<&Path>, output: &mut Output) -> Res
         output.note("nobody is signed in there: `towline auth login` does that, where the cluster asks for it");
     }
     Ok(output.line(format!("commands go to {} ({name})", context.servers.join(",")))?)
+}
+
+fn unknown(wanted: &str, contexts: &Contexts) -> CliError {
+    let known: Vec<&str> = contexts.contexts.keys().map(String::as_str).collect();
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    CliError::Usage(format!(
+        "context {wanted:?} is not known; known contexts: {known}. `towline context use URL` makes one"
+    ))
+}
+
+fn remove(wanted: &str, output: &mut Output) -> Result<(), CliError> {
+    let mut contexts = Contexts::load()?;
+    let of_url = || contexts.name_of(wanted.trim_end_matches('/')).map(str::to_owned);
+    let name = if contexts.contexts.contains_key(wanted) { Some(wanted.to_owned()) } else { of_url() };
+    let name = name.ok_or_else(|| unknown(wanted, &contexts))?;
+    let removed = contexts.contexts.remove(&name).unwrap_or_default();
+    let was_current = contexts.current.as_deref() == Some(name.as_str());
+    if was_current {
+        contexts.current = None;
+    }
+    contexts.save()?;
+    if output.is_json() {
+        return Ok(output.json(&view(&name, &removed, was_current))?);
+    }
+    if let Some(session) = &removed.session {
+        output.note(format!("session {session} goes on there until it is over, or somebody revokes it"));
+    }
+    if was_current {
+        output.note("commands without --server go to this machine again, until `towline context use` names another");
+    }
+    Ok(output.line(format!("context {name} is forgotten"))?)
 }
 
 fn list(output: &mut Output) -> Result<(), CliError> {

@@ -78,19 +78,23 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
         Command::Dev(args) => crate::dev::run(args, console(output)).await.map_err(demo_error),
         Command::Bench(command) => crate::bench::run(command, output).await.map_err(bench_error),
         Command::McpFiles(args) => crate::mcp_files::run(args).await.map_err(CliError::other),
-        Command::Send(args) => send::run(args, &Client::new(global)?, output).await,
-        Command::Task(command) => task::run(command, &Client::new(global)?, output).await,
-        Command::Card(command) => card::run(command, &Client::new(global)?, output).await,
-        Command::Agent(command) => agent::run(command, &Client::new(global)?, output).await,
-        Command::Peer(command) => peer::run(command, &Client::new(global)?, output).await,
-        Command::Cluster(command) => cluster::run(command, &Client::new(global)?, output).await,
-        Command::Events(args) => events::run(args, &Client::new(global)?, output).await,
-        Command::Mcp(command) => mcp::run(&command, &Client::new(global)?, output).await,
-        Command::Auth(command) => sign_in::run(command, &Client::new(global)?, output).await,
+        Command::Send(args) => send::run(args, &client(global).await?, output).await,
+        Command::Task(command) => task::run(command, &client(global).await?, output).await,
+        Command::Card(command) => card::run(command, &client(global).await?, output).await,
+        Command::Agent(command) => agent::run(command, &client(global).await?, output).await,
+        Command::Peer(command) => peer::run(command, &client(global).await?, output).await,
+        Command::Cluster(command) => cluster::run(command, &client(global).await?, output).await,
+        Command::Events(args) => events::run(args, &client(global).await?, output).await,
+        Command::Mcp(command) => mcp::run(&command, &client(global).await?, output).await,
+        Command::Auth(command) => sign_in::run(command, &client(global).await?, output).await,
         Command::Node(_) | Command::Init(_) | Command::Validate(_) | Command::Completion(_) | Command::Context(_) => {
             unreachable!("run takes the commands that need no runtime of ours")
         }
     }
+}
+
+async fn client(global: &Global) -> Result<Client, CliError> {
+    Ok(Client::new(global)?.passing_over_who_hangs().await)
 }
 
 fn console(output: &Output) -> Console {

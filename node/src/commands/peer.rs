@@ -36,6 +36,10 @@ pub(crate) async fn add(args: PeerAddArgs, join: bool, client: &Client, output: 
         return Ok(output.json(&answer)?);
     }
     let described = answer.pointer("/card/description").and_then(Value::as_str).unwrap_or_default();
+    let has_no_agents = answer.pointer("/card/skills").and_then(Value::as_array).is_some_and(Vec::is_empty);
+    if has_no_agents {
+        output.note("its card names no skill: a mesh without agents refuses what it is sent, until it has one");
+    }
     if join {
         output.note(format!("send it something with: towline send {name} \"…\""));
         return Ok(output.line(format!("agent {name} takes part: {described}"))?);

@@ -21,6 +21,9 @@ use crate::{
 
 /// How much longer to wait between two questions after each answer that says so (RFC 8628, 3.5).
 const SLOWER: Duration = Duration::from_secs(5);
+/// How often a code is asked for again that a server has none for, and after which time: a place is free every few seconds.
+const MORE_ASKS: u32 = 10;
+const ASK_AGAIN: Duration = Duration::from_secs(3);
 /// Longest pause that a server may ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 /// A server that does not say how long it waits waits this long.
@@ -70,8 +73,7 @@ struct Granted {
 async fn login(args: LoginArgs, client: &Client, output: &mut Output) -> Result<(), CliError> {
     let name = args.client.unwrap_or_else(default_client);
     let scope = if args.operator { "user operator" } else { PrincipalRole::User.as_str() };
-    let answer = client.form(DEVICE_AUTHORIZATION, &[("client_id", &name), ("scope", scope)]).await?;
-    let asked: Asked = match answer {
+    let asked: Asked = match ask(client, &name, scope, output).await? {
         (200, answer) => serde_json::from_value(answer).map_err(CliError::other)?,
         (404 | 405, _) => {
             return Err(CliError::Other(format!(
@@ -113,6 +115,19 @@ async fn login(args: LoginArgs, client: &Client, output: &mut Output) -> Result<
         ));
     }
     Ok(())
+}
+
+/// Asks for a code, some times where others behind the same address ask as well.
+async fn ask(client: &Client, name: &str, scope: &str, output: &mut Output) -> Result<(u16, Value), CliError> {
+    for _ in 0..MORE_ASKS {
+        let answer = client.form(DEVICE_AUTHORIZATION, &[("client_id", name), ("scope", scope)]).await?;
+        if answer.0 != 429 {
+            return Ok(answer);
+        }
+        output.note("many sign in from this address: trying again");
+        tokio::time::sleep(ASK_AGAIN).await;
+    }
+    client.form(DEVICE_AUTHORIZATION, &[("client_id", name), ("scope", scope)]).await
 }
 
 /// Asks again and again until the operator has decided.

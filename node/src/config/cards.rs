@@ -21,7 +21,8 @@ pub(crate) fn read(root: &mut Section<'_>) -> CardSettings {
         match CardSigner::from_pem(&pem) {
             Ok(_) => Some(towline_actors::Secret::new(pem)),
             Err(error) => {
-                field.mistake(error.to_string());
+                let file = field.peek_text().and_then(|text| text.strip_prefix("file://"));
+                field.mistake(file.map_or_else(|| error.to_string(), |file| format!("file {file} {error}")));
                 None
             }
         }

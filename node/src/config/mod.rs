@@ -46,6 +46,7 @@ use section::{Context, Field, Section};
 use tree::Tree;
 
 use crate::{auth::AuthSettings, mcp_server::ServeSettings};
+pub(crate) use secrets::Secrets;
 pub(crate) use values::{duration, http_url, is_plain_remote, peer_url, url_text};
 
 /// Largest configuration file: a hundred thousand agents fit.

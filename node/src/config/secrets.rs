@@ -21,11 +21,16 @@ pub(crate) struct Secrets {
 }
 
 impl Secrets {
+    /// As in the environment of the nodes.
     pub(crate) fn new(env: &BTreeMap<String, String>) -> Self {
         Self { env: env.clone(), dir: env.get(SECRETS_DIR).map(PathBuf::from) }
     }
 
-    fn look_up(&self, name: &str) -> Result<String, String> {
+    /// A secret by its name.
+    ///
+    /// # Errors
+    /// Where it was looked for.
+    pub(crate) fn look_up(&self, name: &str) -> Result<String, String> {
         let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
         if !is_name || name.starts_with('.') {
             return Err(format!("secret name {name:?} may have letters, digits, '_', '-' and '.' only"));

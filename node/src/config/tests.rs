@@ -309,3 +309,27 @@ fn a_file_that_is_not_there_says_what_to_do() {
     let error = load(Path::new("/nowhere/towline.yaml"), &Overrides::default()).unwrap_err();
     assert!(error.to_string().contains("towline init"), "{error}");
 }
+
+#[test]
+fn every_configuration_in_the_readme_is_a_whole_file() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let files: Vec<&str> =
+        readme.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(["mesh.example".to_owned()]).unwrap().self_signed(&key).unwrap();
+    fs::write(dir.path().join("key.pem"), key.serialize_pem()).unwrap();
+    for name in ["cert.pem", "clients.pem"] {
+        fs::write(dir.path().join(name), certificate.pem()).unwrap();
+    }
+    let secrets = ["OPENAI_API_KEY", "TICKETS_TOKEN", "LEGAL_TOKEN", "ADA_TOKEN"];
+    let env = secrets.map(|name| (name.to_owned(), "0123456789-0123456789".to_owned())).into_iter().collect();
+    let overrides = Overrides { env, flags: Vec::new() };
+    for file in &files {
+        let mistakes = read(file, dir.path().to_owned(), &overrides).err().unwrap_or_default();
+        assert!(mistakes.is_empty(), "{file}\n{:?}", mistakes.iter().map(said).collect::<Vec<_>>());
+    }
+    let sample = fs::read_to_string(root.join("deploy/real-model.yaml")).unwrap();
+    assert!(files.len() >= 6 && files.contains(&sample.as_str()), "the sample is what the README shows");
+}

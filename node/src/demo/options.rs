@@ -3,6 +3,7 @@
 use std::{path::PathBuf, str::FromStr};
 
 use super::DemoError;
+use crate::config::Secrets;
 
 /// The smallest folder with which a node can die in the middle of the work: three results in, three outstanding.
 pub(crate) const MIN_FILES_FOR_KILL: usize = 6;
@@ -110,10 +111,11 @@ impl ModelArgs {
                 option: "--model-url",
                 reason: "the scripted model has no address; name a real one with --model".to_owned(),
             }),
-            ModelChoice::Real { key: Some(key), provider, .. } if std::env::var_os(key).is_none() => {
-                Err(DemoError::Option {
+            ModelChoice::Real { key: Some(key), provider, .. } => {
+                let secrets = Secrets::new(&std::env::vars().collect());
+                secrets.look_up(key).map(drop).map_err(|why| DemoError::Option {
                     option: "--model",
-                    reason: format!("{provider} asks for a key: set {key} in the environment"),
+                    reason: format!("{provider} asks for a key: {why}"),
                 })
             }
             ModelChoice::Scripted | ModelChoice::Real { .. } => Ok(()),

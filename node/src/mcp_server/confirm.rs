@@ -4,11 +4,16 @@
 //! With a session the question is a request on the stream of the call. Without one it is the result of the call; the client
 //! calls once more with the answer, and with a seal that says which question it answers.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use ring::hmac;
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use super::{
     Ask,
@@ -18,6 +23,9 @@ use super::{
 
 /// How long a person may take.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Answers that are remembered, so that each counts once: as many as one caller can give in that time by its rate.
+const MAX_ANSWERED: usize = 65_536;
 
 /// What a client is told that asks nobody.
 pub(super) const NOBODY: &str = "this tool requires a person's confirmation, which this client cannot give: use a client that \
@@ -47,7 +55,7 @@ pub(super) enum Asked {
 pub(super) async fn by_question(work: &Work, question: &str) -> Result<Confirmed, String> {
     let live = work.ask.session.as_ref().filter(|_| work.ask.speaker.elicits);
     let live = live.and_then(|session| work.ask.server.sessions.get(session)).ok_or(NOBODY)?;
-    let id = json!(format!("confirm-{}", uuid::Uuid::now_v7().simple()));
+    let id = json!(format!("confirm-{}", Uuid::now_v7().simple()));
     let expected = live.expect(&id).map_err(|error| error.message)?;
     let request =
         json!({ "jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": elicitation(question, None) });
@@ -73,7 +81,7 @@ pub(super) fn by_another_call(ask: &Ask, request: &Request, question: &str) -> A
     let answer = request.params.get("inputResponses").and_then(|answers| answers.get(KEY));
     let state = request.params.get("requestState").and_then(Value::as_str);
     match (answer, state) {
-        (Some(answer), Some(state)) if ask.server.seal.is_of(state, &about, now()) => {
+        (Some(answer), Some(state)) if ask.server.seal.takes(state, &about, now()) => {
             if said_yes(answer) {
                 Asked::Confirmed(Confirmed(()))
             } else {
@@ -128,9 +136,13 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Marks questions of this process, so that an answer says which one it is to. Another node, or the next life of this one, does
-/// not know it, and asks again.
-pub(super) struct Seal(Option<hmac::Key>);
+/// Marks questions of this process, so that an answer says which one it is to, and counts once. Another node, or the next life of
+/// this one, does not know it, and asks again.
+pub(super) struct Seal {
+    key: Option<hmac::Key>,
+    /// The marks that were answered, by the unique part of each, until they are too old anyway.
+    answered: Mutex<HashMap<Uuid, u64>>,
+}
 
 impl Seal {
     pub fn new() -> Self {
@@ -138,29 +150,43 @@ impl Seal {
         if key.is_err() {
             tracing::error!("the system has no randomness: nothing can be confirmed without a session");
         }
-        Self(key.ok())
+        Self { key: key.ok(), answered: Mutex::default() }
     }
 
     /// The mark of a question that is asked now, in seconds since 1970.
     fn of(&self, about: &str, now: u64) -> String {
-        let until = now.saturating_add(PATIENCE.as_secs());
-        let tag = self.0.as_ref().map(|key| hmac::sign(key, text(about, until).as_bytes()));
-        format!("{until}.{}", BASE64_URL_SAFE_NO_PAD.encode(tag.as_ref().map_or(&[][..], AsRef::as_ref)))
+        let (until, unique) = (now.saturating_add(PATIENCE.as_secs()), Uuid::now_v7());
+        let tag = self.key.as_ref().map(|key| hmac::sign(key, text(about, until, unique).as_bytes()));
+        let tag = BASE64_URL_SAFE_NO_PAD.encode(tag.as_ref().map_or(&[][..], AsRef::as_ref));
+        format!("{until}.{}.{tag}", unique.simple())
     }
 
-    /// Whether a mark is of this question, and not too old.
-    fn is_of(&self, mark: &str, about: &str, now: u64) -> bool {
-        let Some((until, tag)) = mark.split_once('.') else { return false };
-        let (Ok(until), Ok(tag), Some(key)) = (until.parse::<u64>(), BASE64_URL_SAFE_NO_PAD.decode(tag), &self.0)
+    /// Whether a mark is of this question, not too old, and was not answered before. It is from now on.
+    fn takes(&self, mark: &str, about: &str, now: u64) -> bool {
+        let mut pieces = mark.splitn(3, '.');
+        let (Some(until), Some(unique), Some(tag), Some(key)) =
+            (pieces.next(), pieces.next(), pieces.next(), &self.key)
         else {
             return false;
         };
-        now <= until && hmac::verify(key, text(about, until).as_bytes(), &tag).is_ok()
+        let (Ok(until), Ok(unique), Ok(tag)) =
+            (until.parse::<u64>(), Uuid::try_parse(unique), BASE64_URL_SAFE_NO_PAD.decode(tag))
+        else {
+            return false;
+        };
+        if now > until || hmac::verify(key, text(about, until, unique).as_bytes(), &tag).is_err() {
+            return false;
+        }
+        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        if answered.len() >= MAX_ANSWERED {
+            answered.retain(|_, until| *until >= now);
+        }
+        answered.len() < MAX_ANSWERED && answered.insert(unique, until).is_none()
     }
 }
 
-fn text(about: &str, until: u64) -> String {
-    format!("{until}\n{about}")
+fn text(about: &str, until: u64, unique: Uuid) -> String {
+    format!("{until}\n{unique}\n{about}")
 }
 
 #[cfg(test)]
@@ -187,17 +213,33 @@ mod tests {
     }
 
     #[test]
-    fn a_seal_is_of_one_question_of_this_process_for_a_while() {
+    fn a_seal_is_of_one_question_of_this_process_for_a_while_and_counts_once() {
         let (seal, at) = (Seal::new(), 1_000);
         let mark = seal.of("cancel 1", at);
-        assert!(seal.is_of(&mark, "cancel 1", at + PATIENCE.as_secs()));
-        assert!(!seal.is_of(&mark, "cancel 2", at), "another question");
-        assert!(!seal.is_of(&mark, "cancel 1", at + PATIENCE.as_secs() + 1), "too old");
-        assert!(!Seal::new().is_of(&mark, "cancel 1", at), "another process");
+        assert!(!seal.takes(&mark, "cancel 2", at), "another question");
+        assert!(!seal.takes(&mark, "cancel 1", at + PATIENCE.as_secs() + 1), "too old");
+        assert!(!Seal::new().takes(&mark, "cancel 1", at), "another process");
         let later = mark.replacen(|c: char| c.is_ascii_digit(), "9", 1);
-        for wrong in ["", ".", "1300", "1300.", "x.y", &later, &format!("{mark}A")] {
-            assert!(!seal.is_of(wrong, "cancel 1", at), "{wrong}");
+        let (until, tag) = (mark.split('.').next().unwrap(), mark.rsplit('.').next().unwrap());
+        let other = format!("{until}.{}.{tag}", Uuid::now_v7().simple());
+        for wrong in ["", ".", "..", "1300", "1300.", "x.y.z", &later, &other, &format!("{mark}A")] {
+            assert!(!seal.takes(wrong, "cancel 1", at), "{wrong}");
         }
-        assert!(!Seal(None).is_of(&Seal(None).of("cancel 1", at), "cancel 1", at), "without randomness");
+        assert!(seal.takes(&mark, "cancel 1", at + PATIENCE.as_secs()));
+        assert!(!seal.takes(&mark, "cancel 1", at), "answered already");
+        assert!(seal.takes(&seal.of("cancel 1", at), "cancel 1", at), "asked anew");
+        let blind = || Seal { key: None, answered: Mutex::default() };
+        assert!(!blind().takes(&blind().of("cancel 1", at), "cancel 1", at), "without randomness");
+    }
+
+    #[test]
+    fn answers_are_remembered_up_to_a_bound_and_forgotten_when_they_are_too_old() {
+        let (seal, at) = (Seal::new(), 1_000);
+        for _ in 0..MAX_ANSWERED {
+            seal.answered.lock().unwrap().insert(Uuid::now_v7(), at);
+        }
+        assert!(!seal.takes(&seal.of("x", at), "x", at), "nothing is taken that could be taken again");
+        assert!(seal.takes(&seal.of("x", at + 1), "x", at + 1));
+        assert_eq!(seal.answered.lock().unwrap().len(), 1);
     }
 }

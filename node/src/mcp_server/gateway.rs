@@ -71,6 +71,7 @@ pub(super) async fn call(work: Work, server: String, tool: String, arguments: Ma
     let Some(upstream) = upstream(&work.ask.server, &server).await else {
         return ToolAnswer::refused("this node does not use that server at the moment");
     };
+    let object = format!("{server}/{tool}");
     let cancel = CancellationToken::new();
     let _ends_with_the_call = cancel.clone().drop_guard();
     let request = CallRequest {
@@ -92,7 +93,7 @@ pub(super) async fn call(work: Work, server: String, tool: String, arguments: Ma
         () = work.taken_back() => return ToolAnswer::refused("the call was taken back"),
     };
     let outcome = if called.is_ok() { "ok" } else { "failed" };
-    audit::method(&work.ask.caller, "mcp.call", outcome, &work.ask.trace);
+    audit::method(&work.ask.caller, "mcp.call", Some(&object), outcome, &work.ask.trace);
     match called {
         Ok(result) => answered(result),
         Err(error) => ToolAnswer::refused(&error.message),

@@ -169,6 +169,16 @@ async fn received(server: Arc<McpServer>, parts: Parts, body: Body) -> Result<Re
     let incoming = incoming.map_err(|(id, error)| Refused::under(id, error))?;
     drop(body);
     let version = revision::header(headers).map_err(Refused::head)?;
+    // What initialize asks for stands in its body, and is agreed on.
+    match &incoming {
+        Incoming::Request(request) if request.method == "initialize" => {}
+        Incoming::Request(request) => {
+            revision::check_spoken(version).map_err(|error| Refused::under(request.id.clone(), error))?;
+        }
+        Incoming::Notification { .. } | Incoming::Response { .. } => {
+            revision::check_spoken(version).map_err(Refused::head)?
+        }
+    }
     match incoming {
         Incoming::Request(request) => asked(server, caller, &parts, version, request).await,
         Incoming::Notification { method, params } => {
@@ -282,6 +292,7 @@ fn named_session(server: &McpServer, parts: &Parts) -> Result<(SessionId, Caller
     check_host(&server.hosts, &parts.headers, &parts.extensions)?;
     let caller = caller_of(parts)?;
     let version = revision::header(&parts.headers).map_err(Refused::head)?;
+    revision::check_spoken(version).map_err(Refused::head)?;
     if version.is_some_and(|version| version >= revision::STATELESS) {
         return Err(Refused::plain(StatusCode::METHOD_NOT_ALLOWED, "this revision has POST only"));
     }
@@ -310,9 +321,12 @@ fn listened(server: Arc<McpServer>, parts: &Parts) -> Result<Response, Refused> 
     let full = |error| Refused::new(StatusCode::SERVICE_UNAVAILABLE, error);
     let live = server.sessions.open(&session).map_err(full)?;
     let last = headers::one(&parts.headers, "last-event-id").map_err(Refused::head)?;
-    for (watched, seen) in read_event_id(last.unwrap_or_default(), MAX_SUBSCRIPTIONS) {
-        live.subscribe(watched, Some(seen)).map_err(full)?;
-    }
+    live.resume(|| {
+        let mut seen = read_event_id(last.unwrap_or_default(), MAX_SUBSCRIPTIONS);
+        // What is not there for this caller is nothing that it was told of.
+        server.a2a.cluster.local(|state| seen.retain(|watched, _| watched.version(state, &caller.principal).is_some()));
+        seen
+    });
     let mut watching = Watching::new(server.a2a.cluster.clone(), caller.principal.clone());
     watching.set(&live.subscriptions());
     let takes_places = session.speaker().version >= TAKES_PLACES;

@@ -98,29 +98,39 @@ pub(super) fn stateless(request: &Request, header: Option<&str>) -> Result<Speak
         Some(_) => {}
     }
     if version != STATELESS {
-        return Err(unsupported(version));
+        return Err(unsupported(version, &[STATELESS]));
     }
     Ok(Speaker { era: Era::Stateless, version: STATELESS, elicits: elicits(capabilities) })
 }
 
-/// A revision that is not spoken without a session.
-fn unsupported(version: &str) -> RpcError {
-    let message = format!("revision {:?} is not spoken without a session", towline_a2a::shortened(version));
-    let data = serde_json::json!({ "supported": [STATELESS], "requested": version });
+/// The error for a revision that is not spoken (spec of 2026-07-28, versioning): the client takes another one.
+fn unsupported(version: &str, supported: &[&str]) -> RpcError {
+    let requested = towline_a2a::shortened(version);
+    let message = format!("revision {requested:?} of MCP is not spoken here: {}", supported.join(", "));
+    let data = serde_json::json!({ "supported": supported, "requested": requested });
     RpcError::new(code::UNSUPPORTED_VERSION, message).with(data)
 }
 
-/// Whether a request with a session, or before one, names a revision that is known.
+/// Whether a message names a revision that is spoken at all, if it names one.
+///
+/// # Errors
+/// When it does not.
+pub(super) fn check_spoken(header: Option<&str>) -> Result<(), RpcError> {
+    let Some(version) = header.filter(|version| *version != STATELESS) else { return Ok(()) };
+    if WITH_SESSIONS.contains(&version) {
+        return Ok(());
+    }
+    let all: Vec<&str> = std::iter::once(STATELESS).chain(WITH_SESSIONS).collect();
+    Err(unsupported(version, &all))
+}
+
+/// Whether a request with a session, or before one, names a revision that has sessions.
 ///
 /// # Errors
 /// When it does not.
 pub(super) fn check_known(header: Option<&str>) -> Result<(), RpcError> {
     let Some(version) = header.filter(|version| !WITH_SESSIONS.contains(version)) else { return Ok(()) };
-    Err(RpcError::invalid_request(format!(
-        "MCP-Protocol-Version {:?} is not known; with sessions it is one of {}",
-        towline_a2a::shortened(version),
-        WITH_SESSIONS.join(", ")
-    )))
+    Err(unsupported(version, &WITH_SESSIONS))
 }
 
 #[cfg(test)]
@@ -148,6 +158,20 @@ mod tests {
         assert_eq!(code_of(&said(STATELESS), Some("2025-11-25")), code::HEADER_MISMATCH);
         let refused = stateless(&request(&said("v999")), Some("v999")).unwrap_err();
         assert_eq!((refused.code, &refused.data.unwrap()["requested"]), (code::UNSUPPORTED_VERSION, &json!("v999")));
+    }
+
+    #[test]
+    fn a_revision_that_nobody_knows_is_answered_with_those_that_are_spoken() {
+        for known in [None, Some(STATELESS), Some(WITH_SESSIONS[3])] {
+            assert!(check_spoken(known).is_ok(), "{known:?}");
+        }
+        for unknown in ["1999-01-01", "2030-01-01", "x", ""] {
+            let refused = check_spoken(Some(unknown)).unwrap_err();
+            let data = refused.data.unwrap();
+            assert_eq!((refused.code, &data["requested"]), (code::UNSUPPORTED_VERSION, &json!(unknown)));
+            assert_eq!(data["supported"].as_array().unwrap().len(), WITH_SESSIONS.len() + 1);
+        }
+        assert_eq!(check_known(Some(STATELESS)).unwrap_err().code, code::UNSUPPORTED_VERSION, "it has no sessions");
     }
 
     #[test]

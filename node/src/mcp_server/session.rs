@@ -231,6 +231,15 @@ impl Live {
         Ok(())
     }
 
+    /// Takes up what the client was told of elsewhere. A session that has subscriptions here has all of them: what a client names
+    /// beside them takes no places.
+    pub fn resume(&self, told: impl FnOnce() -> BTreeMap<Watched, u64>) {
+        let mut held = self.lock();
+        if held.subscriptions.is_empty() {
+            held.subscriptions = told().into_iter().map(|(watched, seen)| (watched, Some(seen))).collect();
+        }
+    }
+
     pub fn unsubscribe(&self, from: &Watched) {
         self.lock().subscriptions.remove(from);
         self.changed.notify_one();
@@ -401,6 +410,18 @@ mod tests {
         assert!(session.subscribe(first.clone(), None).is_ok(), "what is subscribed to already");
         session.unsubscribe(&first);
         assert!(session.subscribe(task(), None).is_ok());
+    }
+
+    #[test]
+    fn what_a_client_says_that_it_was_told_of_takes_no_places_of_its_subscriptions() {
+        let session = Live::new();
+        let task = || Watched::Task(towline_core::TaskId::from_uuid(Uuid::now_v7()));
+        let (first, second) = (task(), task());
+        session.resume(|| BTreeMap::from([(first.clone(), 3)]));
+        assert_eq!(session.subscriptions(), BTreeMap::from([(first.clone(), Some(3))]), "from another node");
+        session.resume(|| (0..MAX_SUBSCRIPTIONS as u64).map(|seen| (task(), seen)).collect());
+        assert_eq!(session.subscriptions().len(), 1);
+        session.subscribe(second, None).unwrap();
     }
 
     #[tokio::test]

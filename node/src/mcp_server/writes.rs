@@ -173,7 +173,7 @@ pub(super) async fn perform(ask: &Ask, meant: Meant, _: Confirmed) -> Result<Val
         What::Drain { node, patience } => {
             let drained = ask.server.a2a.cluster.drain(node, patience).await;
             let outcome = if drained.is_ok() { "ok" } else { "refused" };
-            audit::method(&ask.caller, "cluster.drain", outcome, &ask.trace);
+            audit::method(&ask.caller, "cluster.drain", Some(&node.0.to_string()), outcome, &ask.trace);
             drained.map_err(|error| error.to_string())?;
             Ok(json!({ "draining": true, "node": node.0 }))
         }

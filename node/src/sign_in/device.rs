@@ -23,7 +23,8 @@ use tokio::time::{Instant, timeout};
 use towline_cluster::ProposeError;
 use towline_core::{
     Command, Decision, DeviceAsk, DeviceRequest, PrincipalRole, Proposal, Rejection, Revoke, SecretHash, SignIn,
-    SignInRejection, limits::MAX_CLIENT_NAME_BYTES,
+    SignInRejection, State as ClusterState, Timestamp,
+    limits::{MAX_CLIENT_NAME_BYTES, MAX_DEVICE_REQUESTS_PER_SOURCE},
 };
 
 use super::{
@@ -55,6 +56,9 @@ const MAX_FORM_BYTES: usize = 4 * 1024;
 const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Codes that are drawn before it is given up: two in a row that are taken are next to impossible.
 const DRAWS: u32 = 3;
+/// A code that waits is good for so long, whoever else asks from the same address: time to read it to an operator. While an address
+/// has all its places taken by younger ones, the next is told to wait.
+const UNDISTURBED: Duration = Duration::from_secs(120);
 /// Device codes whose questions are counted: all that can wait, and as many that are over.
 const MAX_POLLED: usize = 1_024;
 /// What an unnamed client is shown as.
@@ -105,6 +109,13 @@ impl SignIns {
     async fn ask(&self, form: &HashMap<String, String>, source: String) -> Result<Value, OauthError> {
         let client = client_name(form)?;
         let wants = self.wanted(form.get("scope").map(String::as_str).unwrap_or_default())?;
+        self.cluster.local(|state| crowded(state, &source, now(&self.cluster))).map_or(Ok(()), |wait| {
+            let text = format!(
+                "{MAX_DEVICE_REQUESTS_PER_SOURCE} devices at {source} wait to be approved: wait {} s",
+                wait.as_secs() + 1
+            );
+            Err(OauthError::slow_down(text, wait))
+        })?;
         let device_code = secrets::secret("")?;
         let device = SecretHash::of(&device_code);
         let ttl_ms = u64::try_from(REQUEST_TTL.as_millis()).unwrap_or(u64::MAX);
@@ -297,13 +308,16 @@ pub(super) fn source(request: &Request) -> Result<String, OauthError> {
 
 pub(super) fn counted(limiter: &limiter::Limiter, source: &str) -> Result<(), OauthError> {
     limiter.try_from(source, Instant::now()).map_err(|wait| {
-        let text = format!("too many requests from {source}: wait {} s", wait.as_secs() + 1);
-        OauthError {
-            status: StatusCode::TOO_MANY_REQUESTS,
-            retry_after: Some(wait),
-            ..OauthError::bad("slow_down", text)
-        }
+        OauthError::slow_down(format!("too many requests from {source}: wait {} s", wait.as_secs() + 1), wait)
     })
+}
+
+/// How long a source has to wait until one more of its devices takes no place of one that was there for a moment only.
+fn crowded(state: &ClusterState, source: &str, now: Timestamp) -> Option<Duration> {
+    let waiting = state.device_requests(now).filter(|request| request.source == source && request.decision.is_none());
+    let created: Vec<Timestamp> = waiting.map(|request| request.created).collect();
+    let oldest = created.iter().min().filter(|_| created.len() >= MAX_DEVICE_REQUESTS_PER_SOURCE)?;
+    UNDISTURBED.checked_sub(Duration::from_millis(now.0.saturating_sub(oldest.0))).filter(|wait| !wait.is_zero())
 }
 
 /// The fields of a form, each once (RFC 6749, 3.2).
@@ -402,6 +416,11 @@ impl OauthError {
 
     pub(super) fn with_status(self, status: StatusCode) -> Self {
         Self { status, ..self }
+    }
+
+    fn slow_down(description: String, wait: Duration) -> Self {
+        let status = StatusCode::TOO_MANY_REQUESTS;
+        Self { status, error: "slow_down", description, retry_after: Some(wait) }
     }
 
     pub(super) fn unavailable(description: String, wait: Duration) -> Self {

@@ -12,9 +12,10 @@ use tokio::time::Instant;
 /// Most sources that are counted apart; beyond it the one goes that was quiet for the longest time.
 const MAX_SOURCES: usize = 4_096;
 
-/// A person asks for a code once; a few more are for mistakes.
+/// A person asks for a code once, and an office that comes to work has one address: twenty at the same time, then one each
+/// three seconds. How many wait at the same time has its own bound, so this one only keeps the log from being filled.
 pub(super) fn of_asks() -> Limiter {
-    Limiter::new(5, Duration::from_secs(12))
+    Limiter::new(20, Duration::from_secs(3))
 }
 
 /// Devices ask every five seconds, and there may be some behind one address.

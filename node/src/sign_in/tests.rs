@@ -10,7 +10,10 @@ use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 use towline_a2a::{A2aClient, ClientError, SendOptions, SendReply};
 use towline_cluster::{Cluster, ClusterOptions, Registration, membership};
-use towline_core::{AgentSpec, Message, NodeAddresses, Part, Placement, Role, TaskId};
+use towline_core::{
+    AgentSpec, DeviceAsk, Message, NodeAddresses, Part, Placement, PrincipalRole, Role, TaskId,
+    limits::MAX_DEVICE_REQUESTS_PER_SOURCE,
+};
 
 use super::{launch::LAUNCH, *};
 use crate::{
@@ -219,13 +222,40 @@ async fn a_session_that_is_used_is_noted_as_such() {
 async fn who_asks_too_often_is_told_to_wait() {
     let node = Node::start(ON).await;
     let mut last = (0, Value::Null);
-    for _ in 0..20 {
+    for _ in 0..40 {
         last = node.form(DEVICE_AUTHORIZATION, "client_id=x&scope=nothing".to_owned()).await;
         if last.0 == 429 {
             break;
         }
     }
     assert_eq!((last.0, &last.1["error"]), (429, &json!("slow_down")));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_office_behind_one_address_signs_in_at_the_same_time_and_nobody_takes_a_code_that_was_just_given() {
+    let node = Node::start(ON).await;
+    let mut asked = Vec::new();
+    for person in 0..12 {
+        asked.push(node.ask(&format!("person-{person}"), "user").await);
+    }
+    // Others at that address take all places that are left.
+    for number in asked.len()..MAX_DEVICE_REQUESTS_PER_SOURCE {
+        let ask = DeviceAsk {
+            device: SecretHash::of(&number.to_string()),
+            code: secrets::user_code().unwrap(),
+            client: "x".into(),
+            source: "127.0.0.1".into(),
+            wants: PrincipalRole::User,
+            ttl_ms: 60_000,
+        };
+        node.sign_ins.propose(SignIn::Ask(ask)).await.unwrap();
+    }
+    let (status, refused) = node.form(DEVICE_AUTHORIZATION, "client_id=x&scope=user".to_owned()).await;
+    assert_eq!((status, &refused["error"]), (429, &json!("slow_down")), "{refused}");
+    let (status, approved) = node.approve(&asked[0], "ada", None).await;
+    assert_eq!(status, 200, "the first code is still good: {approved}");
+    assert!(node.ask("later", "user").await["user_code"].is_string(), "and a place that is free is given");
     node.stop().await;
 }
 

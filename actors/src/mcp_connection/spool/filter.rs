@@ -22,6 +22,9 @@ const LONGEST_BASE64: usize = 64 * 1024;
 /// Most bytes of a message beside its long strings: it is in memory as a whole, a few times.
 pub(super) const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 
+/// Most objects and lists of a message: each takes some hundred bytes once it is read, whatever few it takes on the wire.
+pub(super) const MAX_MESSAGE_VALUES: usize = 50_000;
+
 /// Bytes that are written to the disk at a time.
 const PIECE_BYTES: usize = 256 * 1024;
 
@@ -63,6 +66,8 @@ struct Message {
     /// What stands before the first brace.
     prefix: Vec<u8>,
     depth: usize,
+    /// Objects and lists so far.
+    values: usize,
     /// The name that the next value has.
     key: Option<Key>,
     /// The last string, if it may have been a name.
@@ -163,6 +168,7 @@ impl Filter {
                         message.prefix = message.kept.clone();
                     }
                     message.depth += 1;
+                    message.values += 1;
                     (message.key, message.last) = (None, None);
                 }
                 b'}' | b']' => {
@@ -282,7 +288,7 @@ impl Message {
     }
 
     fn bound(&mut self) {
-        if self.dropped || self.kept.len() > MAX_MESSAGE_BYTES {
+        if self.dropped || self.kept.len() > MAX_MESSAGE_BYTES || self.values > MAX_MESSAGE_VALUES {
             self.dropped = true;
             self.kept = Vec::new();
         }

@@ -533,3 +533,39 @@ async fn stopping_leaves_no_grandchild_twenty_times() {
     };
     tokio::time::timeout(WITHIN, gone).await.expect("the grandchildren are killed");
 }
+
+#[tokio::test]
+async fn one_tool_that_is_none_is_left_out_and_said_and_the_others_can_be_called() {
+    let server = Running::start(Get::NotAllowed, |message| {
+        is(message, "tools/list").then(|| {
+            let huge = json!({ "name": "huge", "inputSchema": { "type": "object", "title": "x".repeat(300_000) } });
+            let schemaless = json!({ "name": "schemaless", "description": "has no schema" });
+            let odd = json!({ "name": 7, "inputSchema": "none" });
+            Reply::Result(json!({ "tools": [schemaless, tool("work", "Works."), odd, huge, "a text"] }))
+        })
+    })
+    .await;
+    let handle = server.connect(server.config()).await;
+    let status = handle.status();
+    assert_eq!(status.tools, ["wire.work"]);
+    let left_out = status.left_out.join("\n");
+    assert!(status.left_out.len() == 4 && left_out.contains("\"schemaless\""), "{left_out}");
+    handle.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_that_has_to_be_there_and_refuses_is_not_waited_for_to_the_end() {
+    let config = McpServerConfig::new(
+        "gone",
+        McpTransport::Stdio {
+            command: vec!["/nowhere/no-such-program".into()],
+            env: std::collections::BTreeMap::new(),
+            cwd: None,
+        },
+    );
+    let handle = McpHandle::spawn(config, None, "node-a", None).await.unwrap();
+    let hours = Duration::from_secs(24 * 3600);
+    let refused = tokio::time::timeout(WITHIN * 4, handle.ready(hours)).await.expect("it gives up").unwrap_err();
+    assert!(refused.message.contains("no-such-program"), "{refused:?}");
+    handle.stop().await;
+}

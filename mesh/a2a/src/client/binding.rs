@@ -75,7 +75,26 @@ pub enum TermsRefused {
     Interfaces(String),
 }
 
+/// The extension by which the cards of a mesh say which one it is. There is nothing in it to be activated.
+pub const MESH_EXTENSION: &str = "https://towline.dev/a2a/extensions/mesh";
+
+/// What a card says of its mesh: as an extension.
+pub fn mesh_extension(mark: &str) -> Value {
+    serde_json::json!({
+        "uri": MESH_EXTENSION,
+        "description": "All nodes of a mesh have the same mark, and no other mesh has it: so a mesh sees that it would delegate to itself.",
+        "params": { "mark": mark },
+    })
+}
+
 impl RemoteCard {
+    /// The mark of the mesh that shows this card; none if it shows none.
+    pub fn mesh_mark(&self) -> Option<&str> {
+        let extensions = self.raw.pointer("/capabilities/extensions")?.as_array()?;
+        let mesh = extensions.iter().find(|extension| extension["uri"] == MESH_EXTENSION)?;
+        mesh.pointer("/params/mark")?.as_str()
+    }
+
     /// The first interface of the card that is spoken here and lies on the configured host; the configured URL itself where
     /// the card names other hosts only, as behind a proxy. A card never leads a call, and the credentials that go with it,
     /// to another place: HTTP interfaces have the origin of the configured URL, gRPC has its host, and its port too when

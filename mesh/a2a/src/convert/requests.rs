@@ -60,6 +60,7 @@ pub struct ListRequest {
 /// The field that is missing or wrong.
 pub fn send_request(params: Value) -> Result<SendRequest, Field> {
     check_base64(&params)?;
+    check_numbers(&params)?;
     let wire = decode::<a2a::SendMessageRequest>(params)?;
     let message = wire.message.as_ref().ok_or_else(|| Field::required("message"))?;
     check_message(message)?;
@@ -155,6 +156,44 @@ fn check_base64(params: &Value) -> Result<(), Field> {
         }
     }
     Ok(())
+}
+
+/// Whole numbers that JSON of other languages cannot hold, and protobuf neither: they would arrive as other numbers.
+const FIRST_ROUNDED: u64 = 1 << f64::MANTISSA_DIGITS;
+
+/// The decoder does not say which number is wrong, nor what to do.
+fn check_numbers(params: &Value) -> Result<(), Field> {
+    let mut path = String::new();
+    let Some(number) = rounded(params, 0, &mut path) else { return Ok(()) };
+    let problem = format!(
+        "{number} is a whole number from 2^53 on, which JSON readers round to another one: send it as a string, \"{number}\""
+    );
+    Err(Field::new(path.trim_start_matches('.'), problem))
+}
+
+/// The first number that would be rounded; the path to it is left in `path`.
+fn rounded<'v>(value: &'v Value, depth: usize, path: &mut String) -> Option<&'v serde_json::Number> {
+    let before = path.len();
+    let mut within = |step: std::fmt::Arguments<'_>, value: &'v Value| {
+        let _ = std::fmt::Write::write_fmt(path, step);
+        let found = rounded(value, depth + 1, path);
+        if found.is_none() {
+            path.truncate(before);
+        }
+        found
+    };
+    match value {
+        Value::Number(number) => {
+            let is_large = number.as_u64().is_some_and(|number| number >= FIRST_ROUNDED)
+                || number.as_i64().is_some_and(|number| number.unsigned_abs() >= FIRST_ROUNDED);
+            is_large.then_some(number)
+        }
+        // Nothing that nests deeper is taken.
+        Value::Array(_) | Value::Object(_) if depth > 2 * MAX_JSON_DEPTH => None,
+        Value::Array(items) => items.iter().enumerate().find_map(|(at, item)| within(format_args!("[{at}]"), item)),
+        Value::Object(fields) => fields.iter().find_map(|(name, value)| within(format_args!(".{name}"), value)),
+        Value::Null | Value::Bool(_) | Value::String(_) => None,
+    }
 }
 
 fn check_time(params: &Value, field: &str) -> Result<(), Field> {

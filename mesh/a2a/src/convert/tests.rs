@@ -25,6 +25,24 @@ fn without(path: &str, field: &str) -> Value {
 }
 
 #[test]
+fn a_whole_number_that_would_be_rounded_is_refused_by_its_name_and_says_what_to_do() {
+    let part = |data: Value| with("/message/parts", json!([{ "text": "a" }, { "data": data }]));
+    for number in [9_007_199_254_740_992_u64, u64::MAX] {
+        let refused = send_request(part(json!({ "order": [{ "id": number }] }))).unwrap_err();
+        assert_eq!(refused.field, "message.parts[1].data.order[0].id");
+        assert!(refused.problem.contains(&format!("send it as a string, \"{number}\"")), "{}", refused.problem);
+    }
+    let mut in_metadata = params();
+    in_metadata["message"]["metadata"] = json!({ "n": i64::MIN });
+    assert_eq!(send_request(in_metadata).unwrap_err().field, "message.metadata.n");
+    for exact in
+        [json!(9_007_199_254_740_991_u64), json!(-9_007_199_254_740_991_i64), json!(1e300), json!("9007199254740993")]
+    {
+        assert!(send_request(part(json!({ "n": exact }))).is_ok(), "{exact}");
+    }
+}
+
+#[test]
 fn a_request_that_lacks_a_required_field_is_refused_with_its_name() {
     let field_of = |params: Value| send_request(params).unwrap_err().field;
     assert_eq!(field_of(Value::Null), "params");

@@ -180,7 +180,7 @@ pub(super) async fn fetch(cluster: &ClusterHandle, hash: BlobHash, length: u64) 
 }
 
 /// All other nodes that keep what is named, voters first.
-fn sources(cluster: &ClusterHandle) -> Vec<NodeId> {
+pub(super) fn sources(cluster: &ClusterHandle) -> Vec<NodeId> {
     let voters: BTreeSet<u64> = voter_sets(cluster).into_iter().flatten().collect();
     let mut nodes = cluster.log_keepers();
     nodes.sort_by_key(|node| (!voters.contains(&node.0), *node));

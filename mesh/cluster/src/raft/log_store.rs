@@ -130,6 +130,11 @@ impl LogStore {
         self.read(|log| log.last_log_id().map_or(0, |log_id| log_id.index))
     }
 
+    /// Index of the last entry that was removed, since a snapshot holds it; or 0 when none was.
+    pub fn purged_index(&self) -> u64 {
+        self.read(|log| log.purged.map_or(0, |log_id| log_id.index))
+    }
+
     /// Whether the log can be written. A full reserve shows as [`LogHealth::Full`], before any write has to wait.
     pub fn health(&self) -> LogHealth {
         match self.0.wal.health() {

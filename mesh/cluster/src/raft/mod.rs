@@ -105,8 +105,24 @@ pub enum StoreError {
         /// What is wrong.
         reason: String,
     },
+    /// The log begins behind what the state is.
+    #[error(
+        "{} does not hold what was removed from the log (up to entry {purged}): the snapshot was lost; take this node out \
+         (`towline cluster remove`, at another one) and join a new one with an empty folder",
+        path.display()
+    )]
+    SnapshotLost {
+        /// Where snapshots lie.
+        path: PathBuf,
+        /// The last entry that only a snapshot holds.
+        purged: u64,
+    },
     /// A record or snapshot that this binary does not understand.
-    #[error("read {}", path.display())]
+    #[error(
+        "read {} (where it is damaged: take this node out with `towline cluster remove`, at another one, and join a new one \
+         with an empty folder)",
+        path.display()
+    )]
     Unreadable {
         /// The file.
         path: PathBuf,

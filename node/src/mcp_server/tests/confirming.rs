@@ -107,8 +107,8 @@ async fn a_person_confirms_a_write_without_a_session_by_another_call() {
     let asked = ada.call("cancel_task", json!({ "task_id": task })).await;
     assert_eq!(asked.result()["resultType"], "input_required");
     assert_eq!(asked.result()["inputRequests"]["confirm"]["method"], "elicitation/create");
-    let state = asked.result()["requestState"].clone();
-    let answered = async |task: &str, action: &str| {
+    let state_of = |asked: &Answer| asked.result()["requestState"].clone();
+    let answered = async |task: &str, action: &str, state: &Value| {
         let answer = json!({ "confirm": { "action": action, "content": { "confirm": true } } });
         let params = json!({
             "arguments": { "task_id": task },
@@ -118,11 +118,21 @@ async fn a_person_confirms_a_write_without_a_session_by_another_call() {
         });
         ada.ask("tools/call", params).await
     };
-    assert_eq!(answered(&other, "accept").await.result()["resultType"], "input_required", "it was about another task");
-    assert_eq!(answered(&task, "decline").await.result()["isError"], true);
+    let first = state_of(&asked);
+    let about_other = answered(&other, "accept", &first).await;
+    assert_eq!(about_other.result()["resultType"], "input_required", "it was about another task");
+    assert_eq!(answered(&task, "decline", &first).await.result()["isError"], true);
+    let again = answered(&task, "accept", &first).await;
+    assert_eq!(again.result()["resultType"], "input_required", "a question has one answer");
     assert_ne!(ada.state_of(&task).await, "TASK_STATE_CANCELED");
-    assert_eq!(answered(&task, "accept").await.result()["isError"], false);
+    let second = state_of(&again);
+    assert_eq!(answered(&task, "accept", &second).await.result()["isError"], false);
     assert_eq!(ada.state_of(&task).await, "TASK_STATE_CANCELED");
+    assert_eq!(
+        answered(&task, "accept", &second).await.result()["resultType"],
+        "input_required",
+        "and a yes counts once"
+    );
     assert_ne!(ada.state_of(&other).await, "TASK_STATE_CANCELED");
     node.stop().await;
 }

@@ -90,6 +90,21 @@ async fn a_message_that_is_too_large_is_answered_in_its_place_and_the_next_one_p
 }
 
 #[tokio::test]
+async fn a_message_of_very_many_objects_is_too_large_whatever_its_length() {
+    let spool = Spool::new(None);
+    let of = |count: usize| {
+        let blocks = vec![json!({ "type": "text", "text": "" }); count];
+        json!({ "jsonrpc": "2.0", "id": 7, "result": { "content": blocks } }).to_string() + "\n"
+    };
+    let output = filtered(&spool, Framing::Lines, of(MAX_MESSAGE_VALUES).as_bytes(), 50_000).await;
+    let (message, claimed) = claimed(&spool, &output);
+    assert_eq!(message["id"], 7);
+    assert!(matches!(claimed.as_slice(), [Spooled::Refused { error_type: "too_large", .. }]), "{claimed:?}");
+    let fits = of(MAX_MESSAGE_VALUES - 3);
+    assert!(filtered(&spool, Framing::Lines, fits.as_bytes(), 50_000).await == fits.as_bytes());
+}
+
+#[tokio::test]
 async fn a_long_string_that_is_no_file_and_no_text_is_refused_and_not_held() {
     let spool = Spool::new(None);
     let input = json!({ "id": 1, "result": { "other": "x".repeat(3 * MAX_TEXT_BYTES) } }).to_string() + "\n";

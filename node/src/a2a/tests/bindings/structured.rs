@@ -98,6 +98,8 @@ async fn what_is_no_command_is_refused_and_never_becomes_a_task() {
             (two_parts, "INVALID_COMMAND"),
             (to_a_task, "INVALID_COMMAND"),
             (data(json!({ "dev.towline/command": good, "more": 1 })), "INVALID_COMMAND"),
+            (data(json!([{ "dev.towline/command": good }])), "INVALID_COMMAND"),
+            (data(json!([1, [{ "dev.towline/events": {} }]])), "INVALID_COMMAND"),
             (data(json!({ "dev.towline/events": { "since": 1 } })), "INVALID_COMMAND"),
             (data(json!({ "dev.towline/events": { "after": 1.5 } })), "INVALID_COMMAND"),
             (data(json!({ "dev.towline/events": { "kinds": ["weather"] } })), "INVALID_COMMAND"),
