@@ -215,7 +215,8 @@ impl DispatcherState {
             | Effect::Stop { .. }
             | Effect::Changed { .. }
             | Effect::SessionsEnded
-            | Effect::Webhook { .. } => {}
+            | Effect::Webhook { .. }
+            | Effect::Triggers => {}
         }
     }
 
