@@ -19,6 +19,7 @@ mod push;
 mod send;
 mod sign_in;
 mod snapshot;
+mod sub;
 mod task;
 mod validate;
 
@@ -84,6 +85,7 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
         Command::Agent(command) => agent::run(command, &Client::new(global)?, output).await,
         Command::Peer(command) => peer::run(command, &Client::new(global)?, output).await,
         Command::Cluster(command) => cluster::run(command, &Client::new(global)?, output).await,
+        Command::Sub(command) => sub::run(command, &Client::new(global)?, output).await,
         Command::Events(args) => events::run(args, &Client::new(global)?, output).await,
         Command::Mcp(command) => mcp::run(&command, &Client::new(global)?, output).await,
         Command::Auth(command) => sign_in::run(command, &Client::new(global)?, output).await,
