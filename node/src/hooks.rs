@@ -23,6 +23,7 @@ use towline_actors::{
 use towline_core::{Occasion, Principal, Rejection, TriggerName};
 
 use crate::{
+    a2a::read_up_to,
     api::{Api, ApiError},
     auth::{Refusal, Sha256, Style},
 };
@@ -90,9 +91,14 @@ async fn take(api: &Api, name: &str, request: Request<Body>) -> Result<(String, 
     {
         return Err(Refused::Caller(api.auth.hook_failed(&parts.extensions)));
     }
-    let body = axum::body::to_bytes(body, MAX_BODY_BYTES).await.map_err(|_| {
-        let message = format!("the body is not there, or has more than {MAX_BODY_BYTES} bytes");
-        Refused::Call(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message))
+    let body = read_up_to(MAX_BODY_BYTES, &parts.headers, body).await.map_err(|error| {
+        Refused::Call(match error.http_status() {
+            status @ StatusCode::PAYLOAD_TOO_LARGE => {
+                let message = format!("the body has more than {MAX_BODY_BYTES} bytes");
+                ApiError::new(status, "body_too_large", message)
+            }
+            status => ApiError::new(status, "invalid_request", error.message),
+        })
     })?;
     if let HookCredential::Hmac { secret, header } = &settings.credential
         && !is_signed(&parts.headers, header, secret, &body)
@@ -103,7 +109,7 @@ async fn take(api: &Api, name: &str, request: Request<Body>) -> Result<(String, 
     api.auth.hook_rate(&name).map_err(Refused::Caller)?;
     let invalid = |message: String| Refused::Call(ApiError::new(StatusCode::BAD_REQUEST, "invalid_request", message));
     let key = key_of(&parts.headers, settings, &body).map_err(invalid)?;
-    let text = String::from_utf8(body.into()).map_err(|_| invalid("the body is no text in UTF-8".to_owned()))?;
+    let text = String::from_utf8(body).map_err(|_| invalid("the body is no text in UTF-8".to_owned()))?;
     let spec = api.cluster.local(|state| state.trigger(&name).map(|trigger| trigger.spec.clone()));
     let spec = spec.filter(|spec| !spec.has_owner()).ok_or_else(|| {
         let message = format!("trigger {name} is not known to the cluster yet: try again in a moment");

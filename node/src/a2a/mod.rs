@@ -51,7 +51,7 @@ use towline_trace::{Kind, Span, names};
 
 pub use card_signer::{CardKeyError, CardSigner};
 
-pub(crate) use call::{decode, read_body};
+pub(crate) use call::{decode, read_body, read_up_to};
 
 use call::{Binding, Call};
 use cards::Cards;
