@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
-use towline_core::{AgentName, AgentSpec, Budget, Labels, OnAdoption, Peer, Placement};
+use towline_core::{AgentName, AgentSpec, Budget, Labels, OnAdoption, Peer, Placement, TriggerSpec};
 
 use crate::{PushConfig, traits::Traits};
 
@@ -21,6 +21,8 @@ pub struct MeshConfig {
     pub peers: Vec<PeerConfig>,
     /// How clients are told by webhooks; none where that is off.
     pub push: Option<PushConfig>,
+    /// What starts tasks by itself, as this node's configuration has it.
+    pub triggers: Vec<TriggerSpec>,
     /// How this node calls itself towards MCP servers; nothing if empty.
     pub instance: String,
     /// What a task may spend that nobody of this mesh delegated, with all that it delegates.

@@ -26,6 +26,7 @@ use crate::{
     push::{Push, PushActor, PushMsg},
     shared::Shared,
     task_run::{AgentContext, Leave},
+    triggers::{TriggersActor, TriggersMsg},
 };
 
 /// How often what runs is compared with the state, beside the hints.
@@ -57,6 +58,8 @@ pub(crate) enum DispatcherMsg {
     Reconnect { server: String },
     /// The push actor has rested after a crash.
     RestartPush,
+    /// The triggers actor has.
+    RestartTriggers,
 }
 
 pub(crate) struct DispatcherState {
@@ -68,6 +71,7 @@ pub(crate) struct DispatcherState {
     connections: BTreeMap<ActorId, String>,
     restarts: BTreeMap<String, VecDeque<Instant>>,
     push: Option<ActorRef<PushMsg>>,
+    triggers: Option<ActorRef<TriggersMsg>>,
     /// What the state says of this node, and when its patience ends.
     draining: Option<(Draining, Instant)>,
     is_quiet: bool,
@@ -95,6 +99,7 @@ impl Actor for DispatcherActor {
             connections: BTreeMap::new(),
             restarts: BTreeMap::new(),
             push: None,
+            triggers: None,
             draining: None,
             is_quiet: false,
         };
@@ -103,6 +108,7 @@ impl Actor for DispatcherActor {
             state.connect(&server).await?;
         }
         state.start_push().await?;
+        state.start_triggers().await?;
         Ok(state)
     }
 
@@ -129,6 +135,11 @@ impl Actor for DispatcherActor {
             DispatcherMsg::RestartPush => {
                 if let Err(error) = state.start_push().await {
                     state.rest_push(&error.to_string());
+                }
+            }
+            DispatcherMsg::RestartTriggers => {
+                if let Err(error) = state.start_triggers().await {
+                    state.rest_triggers(&error.to_string());
                 }
             }
         }
@@ -167,6 +178,11 @@ impl Actor for DispatcherActor {
         {
             tracing::warn!(%error, "push notifications did not stop in time");
         }
+        if let Some(triggers) = state.triggers.take()
+            && let Err(error) = triggers.stop_and_wait(None, Some(AGENTS_STOP_TIMEOUT)).await
+        {
+            tracing::warn!(%error, "triggers did not stop in time");
+        }
         futures::future::join_all(stops).await;
         state.shared.parked.clear();
         futures::future::join_all(state.shared.servers().iter().map(McpHandle::stop)).await;
@@ -201,6 +217,19 @@ impl DispatcherState {
         self.myself.send_after(wait, || DispatcherMsg::RestartPush);
     }
 
+    async fn start_triggers(&mut self) -> Result<(), ActorProcessingErr> {
+        let shared = Arc::clone(&self.shared);
+        let (actor, _) = Actor::spawn_linked(None, TriggersActor, shared, self.myself.get_cell()).await?;
+        self.triggers = Some(actor);
+        Ok(())
+    }
+
+    fn rest_triggers(&mut self, reason: &str) {
+        let wait = self.restart_wait("triggers");
+        tracing::error!(reason, wait_ms = wait.as_millis() as u64, "triggers crashed");
+        self.myself.send_after(wait, || DispatcherMsg::RestartTriggers);
+    }
+
     async fn effect(&mut self, effect: Effect) {
         let node = self.shared.cluster.node_id();
         match effect {
@@ -215,7 +244,8 @@ impl DispatcherState {
             | Effect::Stop { .. }
             | Effect::Changed { .. }
             | Effect::SessionsEnded
-            | Effect::Webhook { .. } => {}
+            | Effect::Webhook { .. }
+            | Effect::Triggers => {}
         }
     }
 
@@ -344,6 +374,10 @@ impl DispatcherState {
         if self.push.as_ref().is_some_and(|push| push.get_id() == child.get_id()) {
             self.push = None;
             return self.rest_push(reason);
+        }
+        if self.triggers.as_ref().is_some_and(|triggers| triggers.get_id() == child.get_id()) {
+            self.triggers = None;
+            return self.rest_triggers(reason);
         }
         let ended = self.agents.iter().find(|(_, agent)| agent.get_id() == child.get_id());
         let Some(name) = ended.map(|(name, _)| name.clone()) else { return };

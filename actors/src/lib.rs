@@ -3,7 +3,8 @@
 //! ```text
 //! Mesh ──▶ Dispatcher ─┬▶ Agent ─▶ TaskRun ─▶ Delegation      one per agent, leased task, outstanding delegation
 //!                      ├▶ McpConnection                       one per server
-//!                      └▶ Push                                one, where push notifications are on
+//!                      ├▶ Push                                one, where push notifications are on
+//!                      └▶ Triggers ─▶ Subscription, schedule  one; one per trigger that is this node's
 //! ```
 //! What a task does next is decided by a pure function of its journal (`decision`); the actors perform it and report what
 //! came of it as words in the log. Nothing here knows how the log is kept, or how a caller is answered.
@@ -32,11 +33,12 @@ mod task_run;
 mod thinking;
 mod toolbox;
 mod traits;
+pub mod triggers;
 
 use ractor::{Actor, ActorRef};
 use std::{sync::Arc, time::Duration};
 use towline_cluster::ClusterHandle;
-use towline_core::{AgentName, AgentSpec, Interruption, Step, Task};
+use towline_core::{AgentName, AgentSpec, Interruption, Step, Task, TriggerSpec};
 
 pub use config::{
     AgentConfig, McpServerConfig, McpTransport, MeshConfig, ModelConfig, ModelTimeouts, OnChange, PeerConfig, Provider,
@@ -106,6 +108,22 @@ impl Mesh {
         agents
             .iter()
             .any(|known| known.name == *agent && !known.allow_trifecta && known.traits.and(Traits::PEER).is_trifecta())
+    }
+
+    /// Whether text from outside must not come to an agent that this node declares.
+    pub fn keeps_text_away(&self, agent: &AgentName) -> bool {
+        self.shared.config.agents.iter().any(|known| known.name == *agent && known.must_stay_clean())
+    }
+
+    /// Whether this node has an MCP server of that name.
+    pub fn has_server(&self, name: &str) -> bool {
+        self.shared.config.servers.iter().any(|server| server.name == name)
+    }
+
+    /// What a trigger would tell its agent now: the content of its resource, where this node has its server.
+    pub fn event_of(&self, spec: &TriggerSpec) -> impl Future<Output = Option<triggers::Event>> + Send + use<> {
+        let (shared, spec) = (Arc::clone(&self.shared), spec.clone());
+        async move { triggers::event_of(&shared, &spec).await }
     }
 
     /// Begins nothing new, and waits until nothing is under way that must not run twice, or the time is over: then this

@@ -314,10 +314,16 @@ fn left_of_wait(state: &State, name: &WebhookName, wait: Duration) -> Duration {
 
 /// How many live nodes stand before this one for a webhook. All nodes agree, and webhooks spread.
 fn rank(state: &State, name: &WebhookName, me: NodeId) -> u32 {
-    let weight = |node: NodeId| {
-        let text = serde_json::json!([name.task.to_string(), name.id, node.0]);
-        (Digest::of_json(&text), node)
-    };
+    rank_by(state, me, |node| serde_json::json!([name.task.to_string(), name.id, node.0]))
+}
+
+/// The same for something else that has one owner.
+pub(crate) fn rank_of(state: &State, name: &str, me: NodeId) -> u32 {
+    rank_by(state, me, |node| serde_json::json!([name, node.0]))
+}
+
+fn rank_by(state: &State, me: NodeId, text: impl Fn(NodeId) -> serde_json::Value) -> u32 {
+    let weight = |node: NodeId| (Digest::of_json(&text(node)), node);
     let mine = weight(me);
     let before = state.nodes().filter(|node| node.is_live() && node.id != me && weight(node.id) < mine);
     u32::try_from(before.count()).unwrap_or(u32::MAX)
@@ -337,7 +343,7 @@ fn listen_to_effects(shared: &Arc<Shared>, pusher: &ActorRef<PushMsg>) -> AbortO
                     PushMsg::Task(task)
                 }
                 Ok(Effect::PlacementChanged) | Err(RecvError::Lagged(_)) => PushMsg::Look,
-                Ok(Effect::Start { .. } | Effect::Stop { .. } | Effect::SessionsEnded) => continue,
+                Ok(Effect::Start { .. } | Effect::Stop { .. } | Effect::SessionsEnded | Effect::Triggers) => continue,
                 Err(RecvError::Closed) => return,
             };
             if pusher.cast(message).is_err() {

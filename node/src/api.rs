@@ -10,6 +10,7 @@ mod peers;
 mod push;
 mod resolve;
 mod sign_in;
+mod triggers;
 
 use std::{
     sync::{
@@ -41,6 +42,7 @@ use towline_core::{
 use crate::{
     a2a::principal::Caller,
     auth::{self, Auth},
+    hooks::{self, Hooks},
     recovered_spans,
     sign_in::SignIns,
 };
@@ -50,6 +52,7 @@ pub use members::{DrainView, LeftTask};
 pub use peers::{PeerRequest, PeerView};
 pub use push::WebhookView;
 pub use sign_in::{DeviceView, SessionView};
+pub use triggers::{TriggerRequest, TriggerView};
 
 /// Longest life of a join token: who needs one later makes one later.
 pub(crate) const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -77,6 +80,8 @@ pub struct Api {
     pub ready: AtomicBool,
     /// Who signs in here.
     pub sign_ins: Arc<SignIns>,
+    /// What callers of webhooks have to show.
+    pub hooks: Hooks,
     /// Canceled when the node begins to stop: streams end.
     pub stopping: CancellationToken,
 }
@@ -128,6 +133,7 @@ pub fn router(api: Arc<Api>) -> Router {
     operations()
         .route_layer(middleware::from_fn_with_state(Arc::clone(&api.auth), auth::gate))
         .route("/api/v1/{*path}", any(unknown))
+        .merge(hooks::routes())
         .route("/livez", get(alive))
         .route("/healthz", get(health))
         .with_state(api)
@@ -155,6 +161,7 @@ fn operations() -> Router<Arc<Api>> {
         .merge(members::routes())
         .merge(peers::routes())
         .merge(sign_in::routes())
+        .merge(triggers::routes())
         .route_layer(middleware::from_fn(auth::authorize))
 }
 
@@ -318,7 +325,7 @@ fn invalid(message: String) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "invalid_request", message)
 }
 
-struct ApiError {
+pub(crate) struct ApiError {
     status: StatusCode,
     code: &'static str,
     message: String,
@@ -327,11 +334,11 @@ struct ApiError {
 }
 
 impl ApiError {
-    fn new(status: StatusCode, code: &'static str, message: String) -> Self {
+    pub(crate) fn new(status: StatusCode, code: &'static str, message: String) -> Self {
         Self { status, code, message, retry_after: None }
     }
 
-    fn retry_after(mut self, wait: Duration) -> Self {
+    pub(crate) fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }

@@ -85,6 +85,9 @@ pub enum Command {
     /// Agents of others that agents of the cluster may delegate to
     #[command(subcommand)]
     Peer(PeerCommand),
+    /// What starts tasks by itself: resources that change, times that come
+    #[command(subcommand)]
+    Sub(SubCommand),
     /// The cluster and its nodes
     #[command(subcommand)]
     Cluster(ClusterCommand),
@@ -413,6 +416,80 @@ pub struct PeerAddArgs {
     /// An agent that may delegate to it; may be given again
     #[arg(long = "for", value_name = "AGENT")]
     pub for_agents: Vec<String>,
+}
+
+/// `towline sub …`
+#[derive(Debug, Subcommand)]
+pub enum SubCommand {
+    /// Shows all of them, who looks after each, and how it goes
+    #[command(after_help = "Examples:\n  towline sub list\n  towline sub list -o json")]
+    List,
+    /// Adds one, on all nodes, until it is removed; webhooks are in the configuration
+    #[command(
+        after_help = "Examples:\n  towline sub add inbox --agent triage --mcp-server fs --uri file:///data/inbox --prompt \"Triage what is new.\"\n  towline sub add low --agent buyer --mcp-server shop --uri stock://paper --filter \"json.sheets < 500\"\n  towline sub add nightly --agent digest --cron \"30 2 * * *\" --zone Europe/Berlin --missed once"
+    )]
+    Add(Box<SubAddArgs>),
+    /// Takes one away that was added
+    #[command(after_help = "Example:\n  towline sub remove inbox")]
+    Remove {
+        /// Its name
+        name: String,
+    },
+    /// Has one start its task now, and shows the task's id
+    #[command(after_help = "Example:\n  towline sub fire inbox")]
+    Fire {
+        /// Its name
+        name: String,
+    },
+}
+
+/// `towline sub add`
+#[derive(Debug, Args)]
+pub struct SubAddArgs {
+    /// The name that it gets
+    pub name: String,
+    /// Who does the tasks
+    #[arg(long, value_name = "AGENT")]
+    pub agent: String,
+    /// What the agent is told, before what happened
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Option<String>,
+    /// Start no other task of it as long as one is open
+    #[arg(long)]
+    pub coalesce: bool,
+    /// The MCP server of the resource that is watched
+    #[arg(long, value_name = "SERVER", requires = "uri", conflicts_with_all = ["cron", "every", "at"])]
+    pub mcp_server: Option<String>,
+    /// The resource that is watched
+    #[arg(long, value_name = "URI", requires = "mcp_server")]
+    pub uri: Option<String>,
+    /// Changes within this time are one
+    #[arg(long, value_name = "DURATION", value_parser = crate::config::triggers::debounce, requires = "uri")]
+    pub debounce: Option<std::time::Duration>,
+    /// How often it is read where its server says nothing by itself
+    #[arg(long, value_name = "DURATION", value_parser = crate::config::triggers::poll, requires = "uri")]
+    pub poll: Option<std::time::Duration>,
+    /// A condition in CEL over text, json, uri and window: what does not meet it starts nothing
+    #[arg(long, value_name = "CEL", requires = "uri")]
+    pub filter: Option<String>,
+    /// How many earlier contents the condition sees
+    #[arg(long, value_name = "N", requires = "filter")]
+    pub window: Option<u32>,
+    /// A line of a crontab
+    #[arg(long, value_name = "FIELDS", conflicts_with_all = ["every", "at"])]
+    pub cron: Option<String>,
+    /// Its time zone, such as Europe/Berlin; UTC if there is none
+    #[arg(long, value_name = "ZONE", requires = "cron")]
+    pub zone: Option<String>,
+    /// The time between two
+    #[arg(long, value_name = "DURATION", value_parser = crate::config::duration, conflicts_with = "at")]
+    pub every: Option<std::time::Duration>,
+    /// One moment, as in 2027-01-01T07:30:00Z
+    #[arg(long, value_name = "TIME", value_parser = crate::config::triggers::moment)]
+    pub at: Option<towline_core::Timestamp>,
+    /// What happens to times that nobody was there for: skip, once or all
+    #[arg(long, value_name = "POLICY", conflicts_with = "uri")]
+    pub missed: Option<String>,
 }
 
 /// `towline cluster …`

@@ -14,7 +14,7 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 use towline_a2a::{convert::state_name, time_text};
 use towline_cluster::{ClusterHandle, FeedEntry, FeedGone, FeedPage, Unavailable};
-use towline_core::{Happening, NodeChange, NodeRole, Principal, SignInChange, TaskChange};
+use towline_core::{Happening, NodeChange, NodeRole, Principal, SignInChange, TaskChange, TriggerNews};
 
 use crate::auth::StreamPlace;
 
@@ -356,6 +356,14 @@ fn to_json(happening: &Happening) -> Value {
                 say("name", name.as_str().into());
             }
         },
+        Happening::Trigger { name, news } => {
+            say("trigger", name.as_str().into());
+            match news {
+                TriggerNews::Added | TriggerNews::Removed => {}
+                TriggerNews::Claimed { node } => say("node", node.0.into()),
+                TriggerNews::Fired { task } => say("task", task.to_string().into()),
+            }
+        }
         Happening::LevelRaised { level } => say("level", level.number().into()),
         Happening::Founded { name } => say("name", name.as_str().into()),
     }
@@ -407,12 +415,13 @@ mod tests {
             task_of("user:ada", TaskChange::Submitted),
             task_of("user:bob", working),
             Happening::SignIn(SignInChange::Denied),
+            Happening::Trigger { name: "inbox".parse().unwrap(), news: TriggerNews::Claimed { node: NodeId(3) } },
         ]);
         let heard = |by: &Principal| frames(&entry, by, &Kinds::default());
         assert_eq!(kinds(&heard(&named("user:ada"))[0]), ["task.submitted"]);
         assert_eq!(kinds(&heard(&named("user:bob"))[0]), ["task.status"]);
         assert_eq!(heard(&named("user:eve")), [], "nothing, not even that something happened");
-        assert_eq!(heard(&Principal::Operator)[0].value["events"].as_array().unwrap().len(), 4);
+        assert_eq!(heard(&Principal::Operator)[0].value["events"].as_array().unwrap().len(), 5);
         let only_nodes = Kinds::read(["node", "device.denied"]).unwrap();
         assert_eq!(kinds(&frames(&entry, &Principal::Operator, &only_nodes)[0]), ["node.lost", "device.denied"]);
     }

@@ -21,6 +21,7 @@ pub mod error;
 mod feed;
 #[doc(hidden)]
 pub mod fuzz;
+pub mod hooks;
 pub mod mcp_files;
 pub mod mcp_server;
 pub mod output;

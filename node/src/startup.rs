@@ -302,6 +302,7 @@ impl Doors {
             auth: Arc::clone(&auth),
             ready: AtomicBool::new(false),
             sign_ins: Arc::clone(&sign_ins),
+            hooks: config.hooks.clone(),
             stopping: stopping.clone(),
         });
         let settings = Arc::new(A2aSettings {

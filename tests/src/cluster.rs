@@ -72,6 +72,7 @@ pub struct TestNode {
     /// The folder with its configuration, data and log.
     pub home: PathBuf,
     program: PathBuf,
+    env: Vec<(String, String)>,
     process: Option<(Child, ChildStdin)>,
 }
 
@@ -89,6 +90,7 @@ impl TestNode {
             peer: format!("127.0.0.1:{peer}"),
             home,
             program: towline(),
+            env: Vec::new(),
             process: None,
         }
     }
@@ -107,6 +109,7 @@ impl TestNode {
             peer: address("peer"),
             home: home.to_owned(),
             program: towline(),
+            env: Vec::new(),
             process: None,
         }
     }
@@ -142,6 +145,7 @@ impl TestNode {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TOWLINE_")) {
             command.env_remove(name);
         }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         if let Some((address, token)) = join {
             command.args(["--join", address]).env("TOWLINE_TOKEN", token);
         }
@@ -266,10 +270,22 @@ impl Cluster {
 
     /// The same with nodes of another binary.
     pub async fn start_with(plan: Plan, program: PathBuf) -> Self {
+        Self::start_nodes(plan, program, &[]).await
+    }
+
+    /// The same with nodes that have something in their environment.
+    pub async fn start_in(plan: Plan, env: &[(&str, &str)]) -> Self {
+        Self::start_nodes(plan, towline(), env).await
+    }
+
+    async fn start_nodes(plan: Plan, program: PathBuf, env: &[(&str, &str)]) -> Self {
         let folder = tempfile::Builder::new().prefix("towline-test-").tempdir().unwrap();
         let new = |name: &&str| TestNode::new(folder.path(), name, plan.permits, &plan.mesh);
         let mut nodes: Vec<TestNode> = NAMES.iter().take(plan.nodes).map(new).collect();
-        nodes.iter_mut().for_each(|node| node.upgrade(program.clone()));
+        for node in &mut nodes {
+            node.upgrade(program.clone());
+            node.env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        }
         let mut cluster = Self { nodes, folder };
         cluster.nodes[0].init().await;
         cluster.nodes[0].start(None);

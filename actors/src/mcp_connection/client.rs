@@ -22,6 +22,7 @@ use super::{
     ConnectionMsg, elicitation,
     revision::Revision,
     socket,
+    subscriptions::Watches,
     tail::{Tail, TailKind},
     text,
     underway::{self, Underway},
@@ -41,6 +42,7 @@ pub(super) struct Client {
     pub(super) instance: Arc<str>,
     pub(super) underway: Underway,
     pub(super) tail: Tail,
+    pub(super) watches: Watches,
 }
 
 impl Client {
@@ -118,6 +120,7 @@ impl ClientHandler for Client {
     }
 
     async fn on_resource_updated(&self, said: ResourceUpdatedNotificationParam, _: NotificationContext<RoleClient>) {
+        self.watches.updated(&said.uri);
         let uri = text::plain_line(&said.uri, MAX_SHOWN_CHARS);
         self.tail.say(TailKind::Notification, &format!("resource {uri} changed"));
     }

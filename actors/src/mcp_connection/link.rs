@@ -40,6 +40,7 @@ use super::{
     revision::{Capabilities, Revision},
     socket::{self, Push, Seen},
     spool::Spool,
+    subscriptions::Keeper,
     tail::{Tail, TailKind},
     text,
 };
@@ -121,6 +122,7 @@ pub(super) async fn run(plan: Plan) {
             run_http(&plan, &remote).await
         }
     };
+    plan.client.watches.down();
     // A stopped actor knows.
     let _ = actor.cast(ConnectionMsg::Lost { generation, reason });
 }
@@ -270,7 +272,8 @@ where
 async fn serve(plan: &Plan, (service, era): Connected, seen: Seen) -> String {
     let Plan { client, stop, .. } = plan;
     let ending = service.cancellation_token();
-    let failed = match live(client, &service, era, seen) {
+    let mut keeper = None;
+    let mut failed = match live(client, &service, era, seen) {
         Err(reason) => Some(reason),
         Ok(live) => {
             let listed = tokio::select! {
@@ -279,6 +282,7 @@ async fn serve(plan: &Plan, (service, era): Connected, seen: Seen) -> String {
             };
             match listed {
                 Some(Ok(listing)) => {
+                    keeper = Some(keeper_of(client, &live, era));
                     // A stopped actor needs no connection, and stops this task.
                     let _ = client.actor.cast(ConnectionMsg::Connected { live: Box::new(live), listing });
                     None
@@ -289,10 +293,11 @@ async fn serve(plan: &Plan, (service, era): Connected, seen: Seen) -> String {
         }
     };
     let mut waiting = std::pin::pin!(service.waiting());
-    if failed.is_none() {
+    if let Some(keeper) = keeper {
         tokio::select! {
             quit = &mut waiting => return quit_reason(quit),
             () = stop.cancelled() => {}
+            reason = keeper.keep() => failed = Some(reason),
         }
     }
     ending.cancel();
@@ -320,6 +325,17 @@ fn live(client: &Client, service: &RunningService<RoleClient, Client>, era: Era,
         underway: client.underway.clone(),
         seen,
     })
+}
+
+fn keeper_of(client: &Client, live: &Live, era: Era) -> Keeper {
+    Keeper {
+        peer: live.peer.clone(),
+        watches: client.watches.clone(),
+        seen: live.seen.clone(),
+        tail: client.tail.clone(),
+        can_subscribe: live.capabilities.resource_subscriptions,
+        is_stateless: era == Era::Discover,
+    }
 }
 
 fn quit_reason(quit: Result<QuitReason, tokio::task::JoinError>) -> String {

@@ -25,6 +25,7 @@ mod pins;
 mod revision;
 mod socket;
 mod spool;
+mod subscriptions;
 mod tail;
 mod text;
 mod underway;
@@ -52,6 +53,7 @@ use guards::Guards;
 use pins::Pins;
 use socket::Seen;
 use spool::Spool;
+use subscriptions::Watches;
 use tail::Tail;
 use underway::Underway;
 
@@ -60,6 +62,7 @@ pub use catalogue::{READ_RESOURCE, ResourceInfo};
 pub use events::{CallEvent, CallEvents, Heard, Question, channel as call_events};
 pub use inspect::{McpInspection, PromptInfo, TemplateInfo};
 pub use revision::Capabilities;
+pub(crate) use subscriptions::ResourceWatch;
 pub use tail::{TailKind, TailLine};
 
 /// Wait before the second try to connect; it doubles up to [`MAX_BACK_OFF`].
@@ -215,6 +218,7 @@ pub struct McpHandle {
     /// The last connection that a call has seen break, by its generation.
     broken: Arc<AtomicU64>,
     spool: Spool,
+    watches: Watches,
 }
 
 impl McpHandle {
@@ -230,7 +234,7 @@ impl McpHandle {
     ) -> Result<Self, SpawnErr> {
         let (config, spool) = (Arc::new(config), Spool::new(cluster));
         let (publish, published) = watch::channel(Published::default());
-        let (guards, tail) = (Guards::new(config.max_calls), Tail::default());
+        let (guards, tail, watches) = (Guards::new(config.max_calls), Tail::default(), Watches::default());
         let arguments = ConnectionArguments {
             config: config.clone(),
             instance: instance.into(),
@@ -238,12 +242,13 @@ impl McpHandle {
             spool: spool.clone(),
             guards: guards.clone(),
             tail: tail.clone(),
+            watches: watches.clone(),
         };
         let (actor, _) = match supervisor {
             Some(supervisor) => Actor::spawn_linked(None, ConnectionActor, arguments, supervisor).await?,
             None => Actor::spawn(None, ConnectionActor, arguments).await?,
         };
-        Ok(Self { config, actor, published, guards, tail, broken: Arc::default(), spool })
+        Ok(Self { config, actor, published, guards, tail, broken: Arc::default(), spool, watches })
     }
 
     /// The server's name in the configuration.
@@ -436,6 +441,7 @@ struct ConnectionArguments {
     spool: Spool,
     guards: Guards,
     tail: Tail,
+    watches: Watches,
 }
 
 struct ConnectionState {
@@ -445,6 +451,7 @@ struct ConnectionState {
     spool: Spool,
     guards: Guards,
     tail: Tail,
+    watches: Watches,
     pins: Pins,
     era: link::KnownEra,
     generation: u64,
@@ -482,6 +489,7 @@ impl Actor for ConnectionActor {
             spool: arguments.spool,
             guards: arguments.guards,
             tail: arguments.tail,
+            watches: arguments.watches,
             pins: Pins::default(),
             era: link::KnownEra::default(),
             generation: 0,
@@ -558,6 +566,7 @@ impl ConnectionState {
             instance: self.instance.clone(),
             underway: Underway::default(),
             tail: self.tail.clone(),
+            watches: self.watches.clone(),
         };
         let plan = link::Plan { client, stop: stop.clone(), spool: self.spool.clone(), era: self.era.clone() };
         let task = tokio::spawn(link::run(plan));

@@ -18,7 +18,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU8, AtomicU16, Ordering},
+        atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -82,6 +82,7 @@ pub(super) struct Seen(Arc<SeenInner>);
 #[derive(Debug, Default)]
 struct SeenInner {
     push: AtomicU8,
+    streams: AtomicU32,
     refused: AtomicU16,
 }
 
@@ -103,7 +104,15 @@ impl Seen {
             Push::Reconnecting => 2,
             Push::None => 3,
         };
+        if push == Push::Live {
+            self.0.streams.fetch_add(1, Ordering::Relaxed);
+        }
         self.0.push.store(stored, Ordering::Relaxed);
+    }
+
+    /// How often a stream was opened on which it can.
+    pub(super) fn streams(&self) -> u32 {
+        self.0.streams.load(Ordering::Relaxed)
     }
 
     /// The status of the last answer that was no success; 0 if there was none.

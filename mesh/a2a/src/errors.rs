@@ -362,6 +362,11 @@ impl From<Rejection> for WireError {
             | Rejection::PeerWithoutUrl { .. }
             | Rejection::NameInUse { .. }
             | Rejection::UnknownPeer { .. }
+            | Rejection::UnknownTrigger { .. }
+            | Rejection::TriggerInUse { .. }
+            | Rejection::ResourceInUse { .. }
+            | Rejection::DeclaredTrigger { .. }
+            | Rejection::StaleTrigger { .. }
             | Rejection::AgentInUse { .. }
             | Rejection::AlreadyFounded { .. }
             | Rejection::SignIn(_) => WireError::internal(message),

@@ -915,5 +915,6 @@ fn command_name(command: &Command) -> &'static str {
         Command::ClaimWebhooks { .. } => "ClaimWebhooks",
         Command::ReportWebhook(_) => "ReportWebhook",
         Command::IfGeneration { .. } => "IfGeneration",
+        Command::Trigger(_) => "Trigger",
     }
 }

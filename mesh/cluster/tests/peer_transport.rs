@@ -145,7 +145,7 @@ async fn an_owner_that_is_cut_off_stops_before_its_task_moves_be_it_leader_or_no
                     | Effect::Changed { .. }
                     | Effect::PlacementChanged
                     | Effect::SessionsEnded => {}
-                    Effect::Webhook { .. } => {}
+                    Effect::Webhook { .. } | Effect::Triggers => {}
                 }
             }
         });

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, Labels, LateReport, Level, Message, NodeAddresses,
     NodeCertificate, NodeId, NodeRole, OwnerReport, Peer, Principal, Resolve, SetWebhook, SignIn, SignInRejection,
-    StepNo, Submission, TaskId, TaskState, TraceContext, WebhookName, WebhookReport, doubt::listed, node::is_zero,
+    StepNo, Submission, TaskId, TaskState, TraceContext, TriggerChange, TriggerName, WebhookName, WebhookReport,
+    doubt::listed, node::is_zero,
 };
 
 mod questions;
@@ -188,6 +189,8 @@ pub enum Command {
         /// What is done then: `Continue` or `Cancel` of this task.
         then: Box<Command>,
     },
+    /// Something about what starts tasks by itself.
+    Trigger(Box<TriggerChange>),
 }
 
 /// What a command did.
@@ -520,6 +523,46 @@ pub enum Rejection {
     /// A change of who is signed in.
     #[error(transparent)]
     SignIn(#[from] SignInRejection),
+    /// There is no such trigger.
+    #[error("trigger {name} is not known: `towline sub list` names those that are")]
+    UnknownTrigger {
+        /// What was asked for.
+        name: TriggerName,
+    },
+    /// A trigger of this name is there, and is another one.
+    #[error("trigger {name} is there already, and is another one: choose another name, or remove that one first")]
+    TriggerInUse {
+        /// The name.
+        name: TriggerName,
+    },
+    /// A resource is watched once.
+    #[error(
+        "resource {uri} of {server} is watched by trigger {by} already: let its agent delegate, or remove that one"
+    )]
+    ResourceInUse {
+        /// The server.
+        server: String,
+        /// The resource.
+        uri: String,
+        /// Who watches it.
+        by: TriggerName,
+    },
+    /// A trigger that the configuration declares.
+    #[error(
+        "trigger {name} is of the configuration of nodes: take it out of triggers: there, and start those nodes again"
+    )]
+    DeclaredTrigger {
+        /// The name.
+        name: TriggerName,
+    },
+    /// Another node looks after the trigger by now.
+    #[error("trigger {name} is not held under epoch {epoch}")]
+    StaleTrigger {
+        /// The trigger.
+        name: TriggerName,
+        /// What was said.
+        epoch: u64,
+    },
 }
 
 fn list(names: &[AgentName]) -> String {

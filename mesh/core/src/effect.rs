@@ -35,4 +35,6 @@ pub enum Effect {
         /// The task.
         task: TaskId,
     },
+    /// There are other triggers than before, or another node looks after one.
+    Triggers,
 }

@@ -1,9 +1,12 @@
 //! What happens in the cluster as a whole, told in the order of the log: the same at the same entry on every node, since it
 //! is made of the entry, of the state before it and of the state after it. Nothing of it is in the state.
 
+use std::collections::BTreeMap;
+
 use crate::{
     AgentName, Applied, Command, ContextId, Effect, Epoch, EventKind, Level, NodeHealth, NodeId, NodeRole, Principal,
     PrincipalId, PrincipalRole, Proposal, Rejection, Reply, Revoke, SessionId, SignIn, Stamp, State, TaskId, TaskState,
+    TriggerChange, TriggerName,
 };
 
 /// One thing that happened.
@@ -37,10 +40,36 @@ pub enum Happening {
         /// The level.
         level: Level,
     },
+    /// Something that starts tasks by itself.
+    Trigger {
+        /// Its name.
+        name: TriggerName,
+        /// What happened to it.
+        news: TriggerNews,
+    },
     /// The cluster was founded.
     Founded {
         /// Its name.
         name: String,
+    },
+}
+
+/// What happened to a trigger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TriggerNews {
+    /// It is there.
+    Added,
+    /// It is there no more.
+    Removed,
+    /// A node looks after it.
+    Claimed {
+        /// The node.
+        node: NodeId,
+    },
+    /// It started a task.
+    Fired {
+        /// The task.
+        task: TaskId,
     },
 }
 
@@ -153,7 +182,7 @@ pub enum SignInChange {
 
 impl Happening {
     /// All kinds, as [`Happening::kind`] names them.
-    pub const KINDS: [&'static str; 23] = [
+    pub const KINDS: [&'static str; 27] = [
         "agents.placed",
         "cluster.founded",
         "cluster.level",
@@ -177,6 +206,10 @@ impl Happening {
         "task.orphaned",
         "task.status",
         "task.submitted",
+        "trigger.added",
+        "trigger.claimed",
+        "trigger.fired",
+        "trigger.removed",
     ];
 
     /// The name of its kind.
@@ -209,6 +242,12 @@ impl Happening {
                 SignInChange::Began { .. } => "session.began",
                 SignInChange::Revoked { .. } => "session.revoked",
             },
+            Happening::Trigger { news, .. } => match news {
+                TriggerNews::Added => "trigger.added",
+                TriggerNews::Removed => "trigger.removed",
+                TriggerNews::Claimed { .. } => "trigger.claimed",
+                TriggerNews::Fired { .. } => "trigger.fired",
+            },
             Happening::LevelRaised { .. } => "cluster.level",
             Happening::Founded { .. } => "cluster.founded",
         }
@@ -224,6 +263,7 @@ impl Happening {
             | Happening::PeerRemoved { .. }
             | Happening::SignIn(_)
             | Happening::LevelRaised { .. }
+            | Happening::Trigger { .. }
             | Happening::Founded { .. } => by.is_operator(),
         }
     }
@@ -259,6 +299,10 @@ enum Before {
     /// A session that is to begin, unless it was there before.
     Beginning(SessionId, bool),
     Revoked(Vec<(SessionId, PrincipalId)>),
+    /// The triggers that the entry is about, and what of them is told.
+    Triggers(BTreeMap<TriggerName, TriggerGlance>),
+    /// A trigger that fires, and the task that it asks for.
+    Firing(TriggerName, TaskId),
 }
 
 /// A node at one moment.
@@ -305,6 +349,14 @@ impl Before {
             Command::AddPeer(peer) => Before::Peer(peer.name.clone(), state.peer(&peer.name).is_some()),
             Command::RemovePeer { name } => Before::Peer(name.clone(), state.peer(name).is_some()),
             Command::SignIn(change) => Before::of_sign_in(state, change, stamp),
+            Command::Trigger(change) => match &**change {
+                TriggerChange::Fire(fire) => Before::Firing(fire.name.clone(), fire.submission.task),
+                TriggerChange::Report(_) => Before::Nothing,
+                TriggerChange::Declare { .. }
+                | TriggerChange::Add(_)
+                | TriggerChange::Remove { .. }
+                | TriggerChange::Claim { .. } => Before::Triggers(glance_at_triggers(state)),
+            },
             Command::Testify(_)
             | Command::Found { .. }
             | Command::MintToken { .. }
@@ -345,7 +397,14 @@ impl Before {
     }
 
     fn told(self, state: &State, applied: &Applied, stamp: Stamp) -> Vec<Happening> {
-        let known = if let Before::Task(task, generation) = self { Some((task, generation)) } else { None };
+        let known = if let Before::Task(task, generation) = &self {
+            Some((*task, *generation))
+        } else if let Before::Firing(_, task) = &self {
+            // What it asks for is there only once it has fired.
+            Some((*task, 0))
+        } else {
+            None
+        };
         let mut told = self.own(state, applied, stamp);
         for effect in &applied.effects {
             match effect {
@@ -369,7 +428,7 @@ impl Before {
                 }
                 Effect::PlacementChanged if told.contains(&Happening::AgentsPlaced) => {}
                 Effect::PlacementChanged => told.push(Happening::AgentsPlaced),
-                Effect::SessionsEnded | Effect::Webhook { .. } => {}
+                Effect::SessionsEnded | Effect::Webhook { .. } | Effect::Triggers => {}
             }
         }
         told
@@ -391,6 +450,13 @@ impl Before {
             Before::Node { node, known } => {
                 node_changes(known, Glance::at(state, node)).map(|change| Happening::Node { node, change }).collect()
             }
+            Before::Triggers(known) => trigger_changes(&known, &glance_at_triggers(state)),
+            Before::Firing(name, task) => match applied.reply {
+                Reply::Submitted { created: true, .. } => {
+                    vec![Happening::Trigger { name, news: TriggerNews::Fired { task } }]
+                }
+                Reply::Submitted { .. } | Reply::Enrolled { .. } | Reply::Continued { .. } | Reply::Done => Vec::new(),
+            },
             Before::Level(level) if state.level() == level => Vec::new(),
             Before::Level(_) => vec![Happening::LevelRaised { level: state.level() }],
             Before::Peer(name, was_known) => match (was_known, state.peer(&name).is_some()) {
@@ -465,4 +531,32 @@ fn news(state: &State, id: TaskId, change: TaskChange) -> Option<Happening> {
         owner: task.owner.clone(),
         change,
     })))
+}
+
+/// Who looks after a trigger.
+type TriggerGlance = Option<NodeId>;
+
+fn glance_at_triggers(state: &State) -> BTreeMap<TriggerName, TriggerGlance> {
+    let glance = |trigger: &crate::Trigger| (trigger.spec.name.clone(), trigger.lease.map(|lease| lease.node));
+    state.triggers().map(glance).collect()
+}
+
+fn trigger_changes(
+    before: &BTreeMap<TriggerName, TriggerGlance>,
+    after: &BTreeMap<TriggerName, TriggerGlance>,
+) -> Vec<Happening> {
+    let news = |name: &TriggerName, news| Happening::Trigger { name: name.clone(), news };
+    let mut told: Vec<Happening> = Vec::new();
+    for (name, owner) in after {
+        let known = before.get(name);
+        if known.is_none() {
+            told.push(news(name, TriggerNews::Added));
+        }
+        if let Some(node) = owner.filter(|_| known.is_none_or(|known| known != owner)) {
+            told.push(news(name, TriggerNews::Claimed { node }));
+        }
+    }
+    let gone = before.keys().filter(|name| !after.contains_key(*name));
+    told.extend(gone.map(|name| news(name, TriggerNews::Removed)));
+    told
 }

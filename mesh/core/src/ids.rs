@@ -143,6 +143,13 @@ text_id!(
     "has a control character"
 );
 text_id!(
+    /// Something that starts tasks by itself, as its configuration or an operator names it.
+    TriggerName,
+    "trigger name",
+    name_char,
+    "may have letters, digits, '-' and '_' only"
+);
+text_id!(
     /// A message (A2A `messageId`), chosen by its sender; with the sender's principal it is the key of deduplication.
     MessageId,
     "message id",

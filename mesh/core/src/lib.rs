@@ -40,6 +40,7 @@ mod sign_in;
 mod state;
 mod task;
 mod trace_context;
+mod trigger;
 mod webhook;
 
 pub use agent::{Agent, AgentSpec, Placement};
@@ -53,8 +54,10 @@ pub use doubt::{LateReport, LateResult, Resolution, Resolve, Verdict};
 pub use effect::Effect;
 pub use enrolment::{Enrolment, JoinToken, NodeCertificate, NodeKey, NodeRole};
 pub use event::{Event, EventKind};
-pub use feed::{Happening, NodeChange, SignInChange, TaskChange, TaskNews};
-pub use ids::{AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, PrincipalId, SessionId, TaskId, VShard};
+pub use feed::{Happening, NodeChange, SignInChange, TaskChange, TaskNews, TriggerNews};
+pub use ids::{
+    AgentName, BootId, ContextId, InvalidId, MessageId, NodeId, PrincipalId, SessionId, TaskId, TriggerName, VShard,
+};
 pub use journal::{
     Asked, Doubt, Handover, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall,
     Usage,
@@ -72,6 +75,9 @@ pub use sign_in::{
 pub use state::{Founder, ListFilter, Listing, Record, Row, State, Stub, TaskPage};
 pub use task::{Adoption, OwnerReport, OwnerWord, ParentLink, Submission, Task, TaskState, TaskStatus, Turn};
 pub use trace_context::{InvalidTraceContext, TraceContext};
+pub use trigger::{
+    Fire, Missed, Occasion, ResourceSource, Schedule, Trigger, TriggerChange, TriggerReport, TriggerSource, TriggerSpec,
+};
 pub use webhook::{
     FailedCall, Failing, LastAttempt, SetWebhook, Webhook, WebhookAuth, WebhookConfig, WebhookLease, WebhookName,
     WebhookReport, WebhookTotals,

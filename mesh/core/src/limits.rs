@@ -193,3 +193,19 @@ pub const WEBHOOK_PATIENCE_MS: u64 = 24 * 3600 * 1000;
 
 /// Webhooks that one entry gives to a node at most: it bounds the time of one `apply`.
 pub const MAX_CLAIMED_PER_ENTRY: usize = 256;
+
+/// Most triggers in the cluster: every node holds them all, and looks at each once a second.
+pub const MAX_TRIGGERS: usize = 20_000;
+
+/// Most triggers that one node's configuration declares: they are told in one entry.
+pub const MAX_DECLARED_TRIGGERS: usize = 10_000;
+
+/// Largest text of one trigger, in bytes: its prompt, filter and names, no document.
+pub const MAX_TRIGGER_TEXT_BYTES: usize = 16 * 1024;
+
+/// Tasks of one trigger that are remembered, and so that may be open at the same time: something that never stops changing fills
+/// neither the queue of an agent nor the list of the others.
+pub const MAX_TASKS_PER_TRIGGER: usize = 64;
+
+/// Longest text that is kept of what keeps a trigger from its work, in characters: it is shown to a person.
+pub const MAX_TROUBLE_CHARS: usize = 300;

@@ -1,6 +1,6 @@
 //! Who may do what. Checked once, at the head of `State::apply`.
 
-use crate::{Command, Principal, PrincipalRole, Rejection, SignIn};
+use crate::{Command, Occasion, Principal, PrincipalRole, Rejection, SignIn, TriggerChange};
 
 /// Refuses a command that `by` may not give, whatever the state.
 pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> {
@@ -36,6 +36,12 @@ pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> 
             SignIn::Ask(_) | SignIn::Redeem { .. } | SignIn::Launch { .. } | SignIn::Seen { .. } => {
                 matches!(by, Principal::Node(_))
             }
+        },
+        Command::Trigger(change) => match &**change {
+            TriggerChange::Add(_) | TriggerChange::Remove { .. } => by.is_operator(),
+            TriggerChange::Fire(fire) if matches!(fire.occasion, Occasion::Hand { .. }) => by.is_operator(),
+            TriggerChange::Declare { node, .. } | TriggerChange::Claim { node, .. } => *by == Principal::Node(*node),
+            TriggerChange::Report(_) | TriggerChange::Fire(_) => matches!(by, Principal::Node(_)),
         },
         Command::NodeUp { node, .. } | Command::Certify { node, .. } | Command::ClaimWebhooks { node, .. } => {
             *by == Principal::Node(*node)

@@ -30,6 +30,7 @@ mod remembered;
 mod room;
 mod sign_in;
 mod stubs;
+mod triggers;
 mod waiting;
 
 use blobs::Named;
@@ -42,6 +43,7 @@ use room::OpenTasks;
 use sign_in::SignIns;
 use stubs::Archived;
 pub use stubs::Stub;
+use triggers::Triggers;
 
 type TaskKey = (VShard, TaskId);
 
@@ -96,6 +98,9 @@ pub struct State {
     /// Who is told of tasks.
     #[serde(default, skip_serializing_if = "Webhooks::is_empty")]
     webhooks: Webhooks,
+    /// What starts tasks by itself.
+    #[serde(default, skip_serializing_if = "Triggers::is_empty")]
+    triggers: Triggers,
     #[serde(skip)]
     open: OpenTasks,
     last: Stamp,
@@ -179,6 +184,7 @@ impl State {
             Command::RemoveWebhook(name) => self.remove_webhook(&by, &name),
             Command::ClaimWebhooks { node, boot, webhooks } => self.claim_webhooks(node, boot, &webhooks, stamp),
             Command::ReportWebhook(report) => self.report_webhook(&by, *report, stamp),
+            Command::Trigger(change) => self.change_trigger(&by, *change, stamp),
             Command::IfGeneration { task, generation, then } => self.if_generation(by, task, generation, *then, stamp),
         }
     }
@@ -199,6 +205,7 @@ impl State {
     /// the new cluster's log begins: so no epoch and no id comes twice.
     pub fn refound(&mut self, cluster: uuid::Uuid, name: String, founder: Founder) {
         let Founder { node, name: node_name, addresses } = founder;
+        self.triggers.refound(node);
         let lost: Vec<NodeId> = self.leased.keys().copied().collect();
         for old in lost {
             self.lose_leases(old, &mut Vec::new());
@@ -683,6 +690,9 @@ impl State {
     /// Ends every lease of a node that was lost or came back as another process.
     fn lose_leases(&mut self, node: NodeId, effects: &mut Vec<Effect>) {
         self.webhooks.void_leases(Some(node));
+        if self.triggers.void_leases(node) {
+            effects.push(Effect::Triggers);
+        }
         for id in self.leased.remove(&node).unwrap_or_default() {
             let Some(task) = self.tasks.get_mut(&key(id)).map(Arc::make_mut) else { continue };
             task.lease = None;

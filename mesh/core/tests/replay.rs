@@ -101,6 +101,7 @@ fn the_kept_log_shows_every_kind_of_command() {
             "submit",
             "sweep",
             "testify",
+            "trigger",
             "undrain",
             "upload"
         ]
@@ -227,7 +228,63 @@ fn eventful_day() -> Log {
     signed_in_and_out(&mut log);
     told_by_webhooks(&mut log);
     from_elsewhere(&mut log);
+    started_by_themselves(&mut log);
     log
+}
+
+/// A resource changes, and a time comes; the node that looks after both is lost in between.
+fn started_by_themselves(log: &mut Log) {
+    let source = ResourceSource {
+        server: "fs".into(),
+        uri: "file:///inbox".into(),
+        debounce_ms: 250,
+        poll_ms: 5_000,
+        filter: Some("text != ''".into()),
+        window: 2,
+    };
+    let times = |when| TriggerSource::Schedule { when, missed: Missed::Once };
+    let cron = Schedule::Cron { pattern: "30 7 * * *".into(), zone: "Europe/Berlin".into() };
+    let spec = |trigger: &str, source| TriggerSpec {
+        name: trigger.parse().unwrap(),
+        agent: name("reader"),
+        prompt: "look".into(),
+        coalesce: false,
+        source,
+    };
+    let declared = vec![spec("inbox", TriggerSource::Resource(source)), spec("hook", TriggerSource::Webhook)];
+    let said = |log: &mut Log, change| log.node(1, Command::Trigger(Box::new(change)));
+    said(log, TriggerChange::Declare { node: NodeId(1), triggers: declared }).unwrap();
+    let add = |trigger: &str, when| Command::Trigger(Box::new(TriggerChange::Add(spec(trigger, times(when)))));
+    log.operator(add("mornings", cron)).unwrap();
+    log.operator(add("hourly", Schedule::Every { period_ms: 3_600_000 })).unwrap();
+    log.operator(add("once", Schedule::At { at: Timestamp(2_000_000) })).unwrap();
+    let name: TriggerName = "inbox".parse().unwrap();
+    let claim = |life| TriggerChange::Claim { node: NodeId(1), boot: boot(1, life), names: vec![name.clone()] };
+    said(log, claim(4)).unwrap();
+    let epoch = log.state.trigger(&name).and_then(|known| known.lease).unwrap().epoch;
+    let report = TriggerReport {
+        name: name.clone(),
+        epoch,
+        number: 1,
+        seen: Some("one".into()),
+        tick: None,
+        skipped: 0,
+        push: Some("live".into()),
+        trouble: None,
+    };
+    said(log, TriggerChange::Report(report.clone())).unwrap();
+    let fire = |task, occasion| {
+        let submission = submission(task, "reader", 1, user_message("event", "it changed"));
+        TriggerChange::Fire(Box::new(Fire { name: name.clone(), occasion, skipped: 0, submission }))
+    };
+    said(log, fire(13, Occasion::Change { epoch, number: 2, seen: "two".into() })).unwrap();
+    log.lose(1);
+    log.up(1, boot(1, 5)).unwrap();
+    said(log, TriggerChange::Report(report)).unwrap_err();
+    said(log, claim(5)).unwrap();
+    let by_hand = fire(14, Occasion::Hand { request: uuid(9_000) });
+    log.operator(Command::Trigger(Box::new(by_hand))).unwrap();
+    log.operator(Command::Trigger(Box::new(TriggerChange::Remove { name: "once".parse().unwrap() }))).unwrap();
 }
 
 /// Two agents of others come, one as an agent of the mesh, and one goes.
@@ -350,5 +407,6 @@ fn kind(command: &Command) -> &'static str {
         Command::ClaimWebhooks { .. } => "claim_webhooks",
         Command::ReportWebhook(_) => "report_webhook",
         Command::IfGeneration { .. } => "if_generation",
+        Command::Trigger(_) => "trigger",
     }
 }

@@ -37,6 +37,8 @@ pub mod span {
     pub const CANCEL_TASK: &str = "CancelTask";
     /// Subscribe to a task.
     pub const SUBSCRIBE_TO_TASK: &str = "SubscribeToTask";
+    /// `trigger NAME`: something happened that starts a task.
+    pub const TRIGGER: &str = "trigger";
     /// A call of a webhook.
     pub const PUSH: &str = "push POST";
 }

@@ -130,7 +130,7 @@ pub(crate) async fn read_body(headers: &HeaderMap, body: Body) -> Result<Vec<u8>
     read_up_to(MAX_BODY_BYTES, headers, body).await
 }
 
-pub(super) async fn read_up_to(most: usize, headers: &HeaderMap, body: Body) -> Result<Vec<u8>, WireError> {
+pub(crate) async fn read_up_to(most: usize, headers: &HeaderMap, body: Body) -> Result<Vec<u8>, WireError> {
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     let mut kept = Vec::with_capacity(declared.unwrap_or(0).min(most));
     let mut received = 0;

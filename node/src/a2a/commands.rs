@@ -114,7 +114,7 @@ const fn delete(path: &'static str) -> Way {
 }
 
 /// All commands, by name.
-pub(crate) static OPERATIONS: [Operation; 34] = [
+pub(crate) static OPERATIONS: [Operation; 38] = [
     operation("agent.list", "the agents and where they are placed", get("/api/v1/agents"), &[]),
     operation(
         "auth.device.approve",
@@ -246,6 +246,36 @@ pub(crate) static OPERATIONS: [Operation; 34] = [
         &[must("id", InPath, Text)],
     ),
     operation("push.totals", "how all webhooks fare, in numbers", get("/api/v1/push"), &[]),
+    operation(
+        "sub.add",
+        "adds something that starts tasks by itself",
+        post("/api/v1/triggers"),
+        &[
+            must("name", InBody, Text),
+            must("agent", InBody, Text),
+            may("prompt", InBody, Text),
+            may("coalesce", InBody, Truth),
+            may("server", InBody, Text),
+            may("uri", InBody, Text),
+            may("debounce_ms", InBody, Number),
+            may("poll_ms", InBody, Number),
+            may("filter", InBody, Text),
+            may("window", InBody, Number),
+            may("cron", InBody, Text),
+            may("zone", InBody, Text),
+            may("every_ms", InBody, Number),
+            may("at_ms", InBody, Number),
+            may("missed", InBody, Text),
+        ],
+    ),
+    operation(
+        "sub.fire",
+        "has one start its task now",
+        post("/api/v1/triggers/{name}/fire"),
+        &[must("name", InPath, Text)],
+    ),
+    operation("sub.list", "what starts tasks by itself", get("/api/v1/triggers"), &[]),
+    operation("sub.remove", "takes one away", delete("/api/v1/triggers/{name}"), &[must("name", InPath, Text)]),
     operation(
         "task.cancel",
         "cancels a task and what it delegated",

@@ -53,7 +53,7 @@ use towline_trace::{Kind, Span, names};
 pub use card_signer::{CardKeyError, CardSigner};
 pub use nowhere::answered;
 
-pub(crate) use call::{decode, read_body};
+pub(crate) use call::{decode, read_body, read_up_to};
 
 use call::{Binding, Call};
 use cards::Cards;

@@ -481,6 +481,7 @@ impl Node {
             auth: Arc::clone(&auth),
             ready: true.into(),
             sign_ins: crate::sign_in::SignIns::new(handle.clone(), Default::default(), url.clone()),
+            hooks: Default::default(),
             stopping: stopping.clone(),
         });
         let settings = Arc::new(A2aSettings {

@@ -143,7 +143,7 @@ impl Auth {
 }
 
 /// The text behind `Bearer`. Two headers, and what is no text, are a bearer that matches nothing; other schemes say nothing here.
-pub(super) fn bearer_of(headers: &HeaderMap) -> Option<&[u8]> {
+pub(crate) fn bearer_of(headers: &HeaderMap) -> Option<&[u8]> {
     let mut shown = headers.get_all(header::AUTHORIZATION).iter();
     let first = shown.next()?.as_bytes();
     if shown.next().is_some() {

@@ -14,6 +14,7 @@ mod browser;
 pub(crate) mod card;
 mod certificate;
 mod evidence;
+mod hooks;
 mod jwt;
 mod keys;
 pub(crate) mod lasting;
@@ -49,7 +50,7 @@ use crate::{
 
 pub use browser::Origin;
 pub(crate) use browser::is_of_another_site;
-pub(crate) use evidence::KernelVouches;
+pub(crate) use evidence::{KernelVouches, bearer_of};
 pub(crate) use jwt::{Algorithm, Expected};
 pub use keys::JwtSettings;
 #[cfg(test)]

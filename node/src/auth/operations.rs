@@ -49,7 +49,7 @@ const fn operation(name: &'static str, floor: Floor, ways: &'static [Way]) -> Op
 }
 
 /// All operations.
-pub(crate) static OPERATIONS: [Operation; 38] = [
+pub(crate) static OPERATIONS: [Operation; 42] = [
     operation("message.send", Everybody, &[Method(a2a::methods::SEND_MESSAGE)]),
     operation("message.stream", Everybody, &[Method(a2a::methods::SEND_STREAMING_MESSAGE)]),
     operation("task.get", Everybody, &[Method(a2a::methods::GET_TASK)]),
@@ -103,6 +103,10 @@ pub(crate) static OPERATIONS: [Operation; 38] = [
     operation("peer.list", Granted, &[Route("GET", "/api/v1/peers")]),
     operation("peer.add", OperatorOnly, &[Route("POST", "/api/v1/peers")]),
     operation("peer.remove", OperatorOnly, &[Route("DELETE", "/api/v1/peers/{name}")]),
+    operation("sub.list", Granted, &[Route("GET", "/api/v1/triggers")]),
+    operation("sub.add", OperatorOnly, &[Route("POST", "/api/v1/triggers")]),
+    operation("sub.remove", OperatorOnly, &[Route("DELETE", "/api/v1/triggers/{name}")]),
+    operation("sub.fire", OperatorOnly, &[Route("POST", "/api/v1/triggers/{name}/fire")]),
     operation("auth.device.pending", OperatorOnly, &[Route("GET", "/api/v1/auth/devices")]),
     operation(
         "auth.device.decide",

@@ -19,6 +19,7 @@ mod push;
 mod send;
 mod sign_in;
 mod snapshot;
+mod sub;
 mod task;
 mod validate;
 
@@ -84,6 +85,7 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
         Command::Agent(command) => agent::run(command, &client(global).await?, output).await,
         Command::Peer(command) => peer::run(command, &client(global).await?, output).await,
         Command::Cluster(command) => cluster::run(command, &client(global).await?, output).await,
+        Command::Sub(command) => sub::run(command, &client(global).await?, output).await,
         Command::Events(args) => events::run(args, &client(global).await?, output).await,
         Command::Mcp(command) => mcp::run(&command, &client(global).await?, output).await,
         Command::Auth(command) => sign_in::run(command, &client(global).await?, output).await,

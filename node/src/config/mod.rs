@@ -21,6 +21,7 @@ mod servers;
 mod telemetry;
 mod tree;
 mod trifecta;
+pub(crate) mod triggers;
 mod values;
 
 use std::{
@@ -45,7 +46,7 @@ pub use telemetry::TelemetrySettings;
 use section::{Context, Field, Section};
 use tree::Tree;
 
-use crate::{auth::AuthSettings, mcp_server::ServeSettings};
+use crate::{auth::AuthSettings, hooks::Hooks, mcp_server::ServeSettings};
 pub(crate) use secrets::Secrets;
 pub(crate) use values::{duration, http_url, is_plain_remote, peer_url, url_text};
 
@@ -58,7 +59,7 @@ const LONGEST_CERTIFICATE_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Environment variables of settings start with this; `__` stands between the parts of a path.
 const ENV_PREFIX: &str = "TOWLINE_";
 /// The parts that a path may begin with.
-const TOP_LEVEL: [&str; 12] = [
+const TOP_LEVEL: [&str; 13] = [
     "node",
     "cluster",
     "front_door",
@@ -71,6 +72,7 @@ const TOP_LEVEL: [&str; 12] = [
     "auth",
     "push",
     "cards",
+    "triggers",
 ];
 
 /// A configuration that is right.
@@ -98,6 +100,8 @@ pub struct NodeConfig {
     pub cards: CardSettings,
     /// What is served over MCP, and to whom.
     pub serve: ServeSettings,
+    /// What callers of webhooks have to show.
+    pub hooks: Hooks,
 }
 
 /// What lies over the file.
@@ -175,6 +179,7 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     };
     let agents = agents::read(&mut root, &known);
     let front_door = agents::read_front_door(&mut root, &agents);
+    let (triggers, hooks) = triggers::read(&mut root, &agents, &servers);
     let telemetry = telemetry::read(&mut root);
     let limits = limits::read(&mut root);
     let auth = auth::read(&mut root, &mut node, &limits);
@@ -190,11 +195,12 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
         agents,
         peers,
         push: None,
+        triggers,
         instance: String::new(),
         task_budget,
         task_time,
     };
-    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth, push, cards, serve }
+    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth, push, cards, serve, hooks }
 }
 
 fn read_cluster(root: &mut Section<'_>) -> (Option<String>, Duration) {

@@ -102,7 +102,8 @@ impl SignIns {
                         | Effect::Stop { .. }
                         | Effect::Changed { .. }
                         | Effect::PlacementChanged
-                        | Effect::Webhook { .. },
+                        | Effect::Webhook { .. }
+                        | Effect::Triggers,
                     ) => {}
                     Err(RecvError::Closed) => return,
                 },

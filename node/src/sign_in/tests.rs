@@ -433,6 +433,7 @@ impl Node {
             auth: Arc::clone(&auth),
             ready: AtomicBool::new(true),
             sign_ins: Arc::clone(&sign_ins),
+            hooks: Default::default(),
             stopping: stopping.clone(),
         });
         let a2a_settings = Arc::new(A2aSettings {

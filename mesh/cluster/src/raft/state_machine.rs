@@ -672,7 +672,7 @@ impl Watched {
         for effect in effects {
             let sender = match effect {
                 Effect::Start { task, .. } | Effect::Stop { task, .. } | Effect::Changed { task } => watched.get(task),
-                Effect::PlacementChanged | Effect::SessionsEnded | Effect::Webhook { .. } => None,
+                Effect::PlacementChanged | Effect::SessionsEnded | Effect::Webhook { .. } | Effect::Triggers => None,
             };
             if let Some(sender) = sender {
                 sender.send_modify(|count| *count += 1);

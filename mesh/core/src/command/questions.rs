@@ -1,7 +1,7 @@
 //! What the ways of a command ask about it, so that each has one answer for all commands.
 
 use super::Command;
-use crate::{Message, SignIn, TaskId};
+use crate::{Message, SignIn, TaskId, TriggerChange};
 
 impl Command {
     /// Whether it brings work, as opposed to what the work that was taken comes to: a disk that runs full refuses it first.
@@ -17,6 +17,7 @@ impl Command {
             | Command::SetWebhook(_)
             | Command::Enrol(_) => true,
             Command::SignIn(change) => !matches!(**change, SignIn::Revoke(_) | SignIn::Deny { .. }),
+            Command::Trigger(change) => matches!(**change, TriggerChange::Add(_) | TriggerChange::Fire(_)),
             Command::Report(_)
             | Command::Testify(_)
             | Command::Resolve(_)
@@ -46,6 +47,14 @@ impl Command {
             Command::Submit(submission) => Some(&mut submission.message),
             Command::Continue { message, .. } => Some(message),
             Command::IfGeneration { then, .. } => then.message_mut(),
+            Command::Trigger(change) => match &mut **change {
+                TriggerChange::Fire(fire) => Some(&mut fire.submission.message),
+                TriggerChange::Declare { .. }
+                | TriggerChange::Add(_)
+                | TriggerChange::Remove { .. }
+                | TriggerChange::Claim { .. }
+                | TriggerChange::Report(_) => None,
+            },
             Command::Cancel { .. }
             | Command::Report(_)
             | Command::Resolve(_)

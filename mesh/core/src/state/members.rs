@@ -127,6 +127,7 @@ impl State {
         if self.nodes.get(&id).is_some_and(|node| node.leaving) {
             self.nodes.remove(&id);
             self.removed.insert(id);
+            self.triggers.undeclare(id, &std::collections::BTreeSet::new());
             self.agents.values_mut().for_each(|agent| {
                 agent.placed.remove(&id);
             });

@@ -208,7 +208,7 @@ impl State {
     }
 
     /// A lease for a node that is up, in this life of its process if one is named.
-    fn webhook_lease(&self, node: NodeId, boot: Option<BootId>, stamp: Stamp) -> Option<WebhookLease> {
+    pub(super) fn webhook_lease(&self, node: NodeId, boot: Option<BootId>, stamp: Stamp) -> Option<WebhookLease> {
         let node = self.node(node).filter(|node| node.is_live())?;
         let current = node.boot.filter(|current| boot.is_none_or(|boot| boot == *current))?;
         Some(WebhookLease { node: node.id, boot: current, epoch: Epoch(stamp.index) })

@@ -1,0 +1,143 @@
+//! Conditions over the content of a resource, in CEL: `text` is the content, `json` the same where it is JSON, `uri` where it
+//! is from, `window` the contents before it as far as they are kept, the oldest first.
+
+use cel::{Context, Value, parser::PrattParser};
+use serde::Serialize;
+
+/// Nodes of a condition: what a person writes has a few dozen.
+const MAX_NODES: usize = 1_000;
+
+/// Brackets within brackets.
+const MAX_DEPTH: u16 = 48;
+
+/// Largest content whose JSON a condition sees, in bytes: what it takes to walk through it is bounded by that.
+const MAX_JSON_BYTES: usize = 256 * 1024;
+
+/// Longest text of one content that is kept in a window, in bytes.
+const MAX_KEPT_BYTES: usize = 16 * 1024;
+
+/// A condition.
+#[derive(Debug)]
+pub(crate) struct Filter(cel::IdedExpr);
+
+/// A content, as a condition sees it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Sample {
+    text: String,
+    json: serde_json::Value,
+}
+
+impl Sample {
+    pub(crate) fn new(text: &str) -> Self {
+        let readable = Some(text).filter(|text| text.len() <= MAX_JSON_BYTES);
+        let json = readable.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        Self { text: text.to_owned(), json }
+    }
+
+    /// What is kept of it for those that follow.
+    pub(crate) fn kept(mut self) -> Self {
+        if self.text.len() > MAX_KEPT_BYTES {
+            let end = (0..=MAX_KEPT_BYTES).rev().find(|at| self.text.is_char_boundary(*at)).unwrap_or(0);
+            self.text.truncate(end);
+            self.json = serde_json::Value::Null;
+        }
+        self
+    }
+}
+
+impl Filter {
+    /// Reads a condition.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn new(text: &str) -> Result<Self, String> {
+        let parser = PrattParser::new().max_expression_node_count(MAX_NODES).max_recursion_depth(MAX_DEPTH);
+        let parsed = parser.parse(text).map_err(|errors| format!("filter {text:?}: {errors}"))?;
+        let references = parsed.references();
+        let known = ["text", "json", "uri", "window"];
+        let is_bound = |name: &&str| !known.contains(name) && !is_of_a_macro(text, name);
+        match references.variables().into_iter().find(is_bound) {
+            Some(unknown) => Err(format!("filter {text:?}: {unknown} is not known; known: {}", known.join(", "))),
+            None => Ok(Self(parsed)),
+        }
+    }
+
+    /// Whether a content meets the condition.
+    ///
+    /// # Errors
+    /// What keeps the condition from having a value, or when it is neither true nor false.
+    pub(crate) fn passes<'a>(
+        &self,
+        uri: &str,
+        sample: &Sample,
+        window: impl IntoIterator<Item = &'a Sample>,
+    ) -> Result<bool, String> {
+        let mut context = Context::default();
+        let window: Vec<&Sample> = window.into_iter().collect();
+        let failed = |error: &dyn std::fmt::Display| format!("filter: {error}");
+        context.add_variable("text", &sample.text).map_err(|error| failed(&error))?;
+        context.add_variable("json", &sample.json).map_err(|error| failed(&error))?;
+        context.add_variable("uri", uri).map_err(|error| failed(&error))?;
+        context.add_variable("window", &window).map_err(|error| failed(&error))?;
+        match Value::resolve(&self.0, &context).map_err(|error| failed(&error))? {
+            Value::Bool(passes) => Ok(passes),
+            other => Err(format!("filter: it is {}, and should be true or false", other.type_of())),
+        }
+    }
+}
+
+/// Whether a name is that of an element in `all(NAME, …)` and the like.
+fn is_of_a_macro(text: &str, name: &str) -> bool {
+    let macros = ["all(", "exists(", "exists_one(", "map(", "filter("];
+    name.starts_with('@')
+        || macros.iter().any(|start| {
+            text.match_indices(start).any(|(at, _)| {
+                let argument = text[at + start.len()..].split(',').next().unwrap_or_default();
+                argument.trim() == name
+            })
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn passes(filter: &str, text: &str) -> Result<bool, String> {
+        Filter::new(filter)?.passes("file:///a", &Sample::new(text), &[Sample::new("1"), Sample::new("2")])
+    }
+
+    #[test]
+    fn a_condition_sees_text_json_uri_and_the_contents_before() {
+        for (filter, text, expected) in [
+            ("text.contains('urgent')", "this is urgent", true),
+            ("json.size > 3 && json.state == 'open'", r#"{"size":4,"state":"open"}"#, true),
+            ("has(json.missing)", r#"{"size":4}"#, false),
+            ("json.items.exists(item, item.done)", r#"{"items":[{"done":false},{"done":true}]}"#, true),
+            ("uri.endsWith('/a') && size(window) == 2", "x", true),
+            ("window.all(one, json > one.json)", "3", true),
+            ("json == null", "no JSON at all", true),
+        ] {
+            assert_eq!(passes(filter, text), Ok(expected), "{filter}");
+        }
+    }
+
+    #[test]
+    fn a_condition_that_cannot_be_read_or_has_no_value_says_why() {
+        for (filter, says) in [
+            ("text.contains(", "filter \"text.contains(\""),
+            ("size > 3", "size is not known; known: text, json, uri, window"),
+            ("text", "should be true or false"),
+            ("json.missing > 3", "filter: "),
+            (&format!("{}true{}", "(".repeat(400), ")".repeat(400)), "filter "),
+        ] {
+            let refused = passes(filter, "{}").unwrap_err();
+            assert!(refused.contains(says), "{filter}: {refused}");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_of_a_large_content_is_bounded() {
+        let kept = Sample::new(&"ä".repeat(20_000)).kept();
+        assert!(kept.text.len() <= MAX_KEPT_BYTES && kept.text.chars().all(|c| c == 'ä'));
+    }
+}
