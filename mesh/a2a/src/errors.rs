@@ -364,6 +364,7 @@ impl From<Rejection> for WireError {
             | Rejection::UnknownPeer { .. }
             | Rejection::AgentInUse { .. }
             | Rejection::AlreadyFounded { .. }
+            | Rejection::ServerIdInUse { .. }
             | Rejection::SignIn(_) => WireError::internal(message),
         }
     }

@@ -912,5 +912,6 @@ fn command_name(command: &Command) -> &'static str {
         Command::ClaimWebhooks { .. } => "ClaimWebhooks",
         Command::ReportWebhook(_) => "ReportWebhook",
         Command::IfGeneration { .. } => "IfGeneration",
+        Command::Bridge(_) => "Bridge",
     }
 }

@@ -304,6 +304,7 @@ fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
         | Command::ClaimWebhooks { .. }
         | Command::ReportWebhook(_)
         | Command::IfGeneration { .. }
+        | Command::Bridge(_)
         | Command::NodeUp { .. } => true,
     }
 }

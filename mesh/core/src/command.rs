@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, Labels, LateReport, Level, Message, NodeAddresses,
-    NodeCertificate, NodeId, NodeRole, OwnerReport, Peer, Principal, Resolve, SetWebhook, SignIn, SignInRejection,
-    StepNo, Submission, TaskId, TaskState, TraceContext, WebhookName, WebhookReport, doubt::listed, node::is_zero,
+    AgentName, AgentSpec, BlobHash, BootId, BridgeChange, Effect, Enrolment, Labels, LateReport, Level, Message,
+    NodeAddresses, NodeCertificate, NodeId, NodeRole, OwnerReport, Peer, Principal, Resolve, SetWebhook, SignIn,
+    SignInRejection, StepNo, Submission, TaskId, TaskState, TraceContext, WebhookName, WebhookReport, doubt::listed,
+    node::is_zero,
 };
 
 mod questions;
@@ -188,6 +189,8 @@ pub enum Command {
         /// What is done then: `Continue` or `Cancel` of this task.
         then: Box<Command>,
     },
+    /// Somebody makes an MCP server known to its own sessions of the bridge, or takes it away again.
+    Bridge(Box<BridgeChange>),
 }
 
 /// What a command did.
@@ -520,6 +523,12 @@ pub enum Rejection {
     /// A change of who is signed in.
     #[error(transparent)]
     SignIn(#[from] SignInRejection),
+    /// Another MCP server of the same principal has the id.
+    #[error("server_id {id:?} is in use: choose another, or unregister that server first")]
+    ServerIdInUse {
+        /// The id.
+        id: String,
+    },
 }
 
 fn list(names: &[AgentName]) -> String {

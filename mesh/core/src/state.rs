@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod blobs;
+mod bridge;
 mod charges;
 mod dedup;
 mod doubt;
@@ -33,6 +34,7 @@ mod stubs;
 mod waiting;
 
 use blobs::Named;
+use bridge::Bridged;
 use dedup::{Expiring, Sent};
 pub use finished::{Listing, Record, Row, TaskPage};
 use peers::Peers;
@@ -96,6 +98,9 @@ pub struct State {
     /// Who is told of tasks.
     #[serde(default, skip_serializing_if = "Webhooks::is_empty")]
     webhooks: Webhooks,
+    /// MCP servers that somebody made known to its own sessions of the bridge; shared with the copies that snapshots are made of.
+    #[serde(default, skip_serializing_if = "Bridged::is_empty")]
+    bridged: Bridged,
     #[serde(skip)]
     open: OpenTasks,
     last: Stamp,
@@ -180,6 +185,7 @@ impl State {
             Command::ClaimWebhooks { node, boot, webhooks } => self.claim_webhooks(node, boot, &webhooks, stamp),
             Command::ReportWebhook(report) => self.report_webhook(&by, *report, stamp),
             Command::IfGeneration { task, generation, then } => self.if_generation(by, task, generation, *then, stamp),
+            Command::Bridge(change) => self.bridge(&by, *change),
         }
     }
 

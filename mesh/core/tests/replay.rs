@@ -227,7 +227,29 @@ fn eventful_day() -> Log {
     signed_in_and_out(&mut log);
     told_by_webhooks(&mut log);
     from_elsewhere(&mut log);
+    bridged(&mut log);
     log
+}
+
+/// Two MCP servers come to the sessions of one who asks, and one goes.
+fn bridged(log: &mut Log) {
+    for id in ["files", "notes"] {
+        let server = BridgedServer {
+            id: id.into(),
+            name: "files".into(),
+            transport: BridgedTransport::Command {
+                command: vec!["mcp-files".into()],
+                cwd: String::new(),
+                env: [("LEVEL".to_owned(), "1".to_owned())].into(),
+            },
+            timeout_s: 300,
+            auto_reconnect: true,
+            tools: vec!["read".into()],
+            resources: Vec::new(),
+        };
+        log.operator(Command::Bridge(Box::new(BridgeChange::Register(server)))).unwrap();
+    }
+    log.operator(Command::Bridge(Box::new(BridgeChange::Unregister { id: "notes".into() }))).unwrap();
 }
 
 /// Two agents of others come, one as an agent of the mesh, and one goes.
@@ -350,5 +372,6 @@ fn kind(command: &Command) -> &'static str {
         Command::ClaimWebhooks { .. } => "claim_webhooks",
         Command::ReportWebhook(_) => "report_webhook",
         Command::IfGeneration { .. } => "if_generation",
+        Command::Bridge(_) => "bridge",
     }
 }
