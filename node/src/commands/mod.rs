@@ -86,6 +86,7 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
         Command::Cluster(command) => cluster::run(command, &Client::new(global)?, output).await,
         Command::Events(args) => events::run(args, &Client::new(global)?, output).await,
         Command::Mcp(command) => mcp::run(&command, &Client::new(global)?, output).await,
+        Command::A2e => crate::a2e::stdio::serve(&Client::new(global)?).await,
         Command::Auth(command) => sign_in::run(command, &Client::new(global)?, output).await,
         Command::Node(_) | Command::Init(_) | Command::Validate(_) | Command::Completion(_) | Command::Context(_) => {
             unreachable!("run takes the commands that need no runtime of ours")

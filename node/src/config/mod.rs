@@ -3,6 +3,7 @@
 //! [`load`] reads it whole and reports every mistake at once, each with its path and place. It touches nothing: a node
 //! with a wrong file ends before it has made a folder or opened a port. A [`NodeConfig`] exists only if nothing is wrong.
 
+mod a2e;
 mod agents;
 mod auth;
 mod cards;
@@ -45,7 +46,7 @@ pub use telemetry::TelemetrySettings;
 use section::{Context, Field, Section};
 use tree::Tree;
 
-use crate::{auth::AuthSettings, mcp_server::ServeSettings};
+use crate::{a2e::A2eSettings, auth::AuthSettings, mcp_server::ServeSettings};
 pub(crate) use values::{duration, http_url, is_plain_remote, peer_url, url_text};
 
 /// Largest configuration file: a hundred thousand agents fit.
@@ -57,7 +58,7 @@ const LONGEST_CERTIFICATE_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Environment variables of settings start with this; `__` stands between the parts of a path.
 const ENV_PREFIX: &str = "TOWLINE_";
 /// The parts that a path may begin with.
-const TOP_LEVEL: [&str; 12] = [
+const TOP_LEVEL: [&str; 13] = [
     "node",
     "cluster",
     "front_door",
@@ -70,6 +71,7 @@ const TOP_LEVEL: [&str; 12] = [
     "auth",
     "push",
     "cards",
+    "a2e",
 ];
 
 /// A configuration that is right.
@@ -97,6 +99,8 @@ pub struct NodeConfig {
     pub cards: CardSettings,
     /// What is served over MCP, and to whom.
     pub serve: ServeSettings,
+    /// Which MCP servers agents of others reach through the bridge.
+    pub a2e: A2eSettings,
 }
 
 /// What lies over the file.
@@ -165,6 +169,7 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let (cluster, certificate_life) = read_cluster(&mut root);
     let models = models::read(&mut root);
     let (servers, serve) = servers::read(&mut root);
+    let a2e = a2e::read(&mut root, &servers);
     let peers = peers::read(&mut root);
     let known = agents::Known {
         models: root.keys_of("models"),
@@ -193,7 +198,7 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
         task_budget,
         task_time,
     };
-    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth, push, cards, serve }
+    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth, push, cards, serve, a2e }
 }
 
 fn read_cluster(root: &mut Section<'_>) -> (Option<String>, Duration) {
