@@ -1,10 +1,10 @@
 //! What the mesh of one node is told to run: plain data that was validated where the configuration file was read.
 
-use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use towline_core::{AgentName, AgentSpec, Budget, Labels, OnAdoption, Peer, Placement, TriggerSpec};
 
-use crate::{PushConfig, traits::Traits};
+use crate::{PushConfig, egress::EgressPolicy, mcp_connection::Asks, traits::Traits};
 
 /// The whole configuration of this node's part of the mesh.
 #[derive(Debug, Clone, Default)]
@@ -200,6 +200,12 @@ pub struct McpServerConfig {
     pub required: bool,
     /// What its tags say of the data that it gives and takes.
     pub traits: Traits,
+    /// Whom it may ask for a completion and for roots; none unless a bridge serves it.
+    pub asks: Option<Asks>,
+    /// Where it may be, if somebody else than the operator said where it is.
+    pub egress: Option<Arc<EgressPolicy>>,
+    /// Whether a connection that is lost is made again.
+    pub reconnect: bool,
 }
 
 impl McpServerConfig {
@@ -227,6 +233,9 @@ impl McpServerConfig {
             on_change: OnChange::Flag,
             required: false,
             traits: Traits::default(),
+            asks: None,
+            egress: None,
+            reconnect: true,
         }
     }
 }

@@ -194,6 +194,17 @@ impl EgressPolicy {
         Ok(target)
     }
 
+    /// Has a client for this target connect only where the policy allows: no proxy stands between, and what a name leads to is
+    /// looked at by who dials it.
+    pub(crate) fn guarded(
+        self: &Arc<Self>,
+        builder: reqwest::ClientBuilder,
+        target: &Target,
+    ) -> reqwest::ClientBuilder {
+        let resolver = GuardedResolver { policy: Arc::clone(self), named_only: target.named_only };
+        builder.no_proxy().redirect(reqwest::redirect::Policy::none()).dns_resolver(Arc::new(resolver))
+    }
+
     fn names_host(&self, host: &str) -> bool {
         let host = host_name(host);
         self.allowed.iter().any(|allowed| matches!(allowed, Allowed::Host(name) if *name == host))

@@ -99,6 +99,9 @@ pub enum Command {
     /// MCP servers of a node
     #[command(subcommand)]
     Mcp(McpCommand),
+    /// Serves MCP servers over A2E on standard input and output, through a running node
+    #[command(after_help = "Examples:\n  towline a2e\n  towline a2e --server https://mesh.example.org")]
+    A2e,
     /// Serves the text files of a folder over MCP, read-only
     #[command(after_help = "Examples:\n  towline mcp-files ./docs\n  towline mcp-files ./docs --http 127.0.0.1:8080")]
     McpFiles(McpFilesArgs),

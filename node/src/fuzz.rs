@@ -78,6 +78,11 @@ pub fn push_url(bytes: &[u8]) {
     assert!(target.literal().is_none_or(egress::is_public), "{text:?} is taken");
 }
 
+/// A message of an agent over A2E, down to what its type asks for.
+pub fn a2e_message(bytes: &[u8]) {
+    crate::a2e::fuzz_message(bytes);
+}
+
 /// A configuration file.
 pub fn configuration(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };

@@ -7,6 +7,7 @@
 //! The node asks the core how a task may change and the cluster in which order; nothing here decides either.
 
 pub mod a2a;
+pub mod a2e;
 pub mod api;
 pub mod auth;
 pub mod bench;

@@ -32,6 +32,7 @@ use crate::{
         self, A2aSettings, CardSigner, Door, listener,
         unix::{self, UnixDoor},
     },
+    a2e::Bridge,
     api::{self, Api},
     auth::{Auth, PublicTls, Sessions},
     config::NodeConfig,
@@ -276,6 +277,8 @@ struct Doors {
     api: Arc<Api>,
     /// What is served over MCP, if anything is.
     mcp: Option<Arc<McpServer>>,
+    /// What agents of others reach MCP servers through, unless it is switched off.
+    bridge: Option<Arc<Bridge>>,
     /// Ends streams and waits.
     stopping: CancellationToken,
     /// Closes the listeners.
@@ -318,9 +321,16 @@ impl Doors {
             stopping: stopping.clone(),
         });
         let mcp = open_mcp(config, &settings, &api)?;
+        let bridge = config
+            .a2e
+            .enabled
+            .then(|| Bridge::new(config.a2e.clone(), &config.serve.hosts, Arc::clone(&settings), Arc::clone(&api)));
         let mut for_all = a2a::router(Arc::clone(&settings), Door::Public).merge(api::router(Arc::clone(&api)));
         if let Some(mcp) = &mcp {
             for_all = for_all.merge(mcp.routes());
+        }
+        if let Some(bridge) = &bridge {
+            for_all = for_all.merge(bridge.routes());
         }
         let public = a2a::answered(for_all.clone().merge(sign_ins.routes()))
             .layer(middleware::from_fn_with_state(Arc::clone(&sign_ins), sign_in::guard));
@@ -338,10 +348,13 @@ impl Doors {
             tokio::spawn(listener::serve(ports.peer, tls, peer, close.clone())),
             tokio::spawn(sign_ins.watch(close.clone())),
         ];
+        if let Some(bridge) = &bridge {
+            serving.push(tokio::spawn(Arc::clone(bridge).watch(close.clone())));
+        }
         if let Some(door) = ports.unix {
             serving.push(tokio::spawn(unix::serve(door, a2a::answered(for_all), close.clone())));
         }
-        Ok(Self { api, mcp, stopping, close, serving })
+        Ok(Self { api, mcp, bridge, stopping, close, serving })
     }
 
     /// Stops in the reverse order of the start; every step has a limit.
@@ -358,6 +371,9 @@ impl Doors {
                 }
             })
             .await;
+        }
+        if let Some(bridge) = &self.bridge {
+            within("stop the bridge", STOP_MESH, bridge.stop()).await;
         }
         let mesh = self.api.mesh.lock().await.take();
         if let Some(mesh) = mesh {

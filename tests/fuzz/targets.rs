@@ -37,6 +37,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "caller_headers", run: towline::fuzz::caller_headers },
     Target { name: "configuration", run: towline::fuzz::configuration },
     Target { name: "push_url", run: towline::fuzz::push_url },
+    Target { name: "a2e_message", run: towline::fuzz::a2e_message },
 ];
 
 /// What a peer streams: server-sent events.

@@ -24,13 +24,14 @@ use tokio_util::sync::CancellationToken;
 use towline_core::{Blob, Content, Metadata, Part, limits::MAX_PARTS};
 
 use super::{
-    CallError, CallRequest, ConnectionMsg, Live, McpHandle, Phase, Published, READ_RESOURCE, ToolResult, elicitation,
+    CallError, CallRequest, ConnectionMsg, Live, McpHandle, Phase, Published, READ_RESOURCE, ToolResult, Wanted,
+    bridged, elicitation,
     guards::{Closed, Sign},
     spool::{Spool, Spooled},
     text,
     underway::Noted,
 };
-use crate::stored;
+use crate::{config::McpServerConfig, stored};
 
 /// How long a call waits for a connection that is being made: longer than a handshake may take.
 const WAIT_FOR_SERVER: Duration = Duration::from_secs(12);
@@ -214,7 +215,8 @@ async fn attempt(
     {
         let said = text::plain(&data.message, MAX_ERROR_CHARS);
         let text = format!("there is no such resource: {said}");
-        return Ok(Ok(ToolResult { text, structured: None, files: Vec::new(), is_error: true }));
+        let answer = Value::Null;
+        return Ok(Ok(ToolResult { text, structured: None, files: Vec::new(), is_error: true, answer }));
     }
     let what = format!("call {}.{}", handle.config.name, request.tool);
     if let Some(status) = http_status(&service_error) {
@@ -274,25 +276,44 @@ async fn exchange(handle: &McpHandle, live: &Live, request: &CallRequest) -> Res
     for _ in 0..MAX_INPUT_ROUNDS {
         let round = one_round(live, request, answers, &mut clock).await?;
         let (ServerResult::InputRequiredResult(required), noted, id) = round else { return Ok(round.0) };
-        if !handle.config.elicitation {
+        if !handle.config.elicitation && handle.config.asks.is_none() {
             return Ok(ServerResult::InputRequiredResult(required));
         }
         let begun = Instant::now();
-        answers = (answered(&handle.config.name, live, &required, id).await, required.request_state);
+        answers = (answered(&handle.config, live, &required, id).await, required.request_state);
         drop(noted);
         clock.total += begun.elapsed();
     }
     Err(ServiceError::UnexpectedResponse)
 }
 
-/// What a person says to the questions of a result. What is no question to a person is not answered.
-async fn answered(server: &str, live: &Live, required: &InputRequiredResult, id: RequestId) -> BTreeMap<String, Value> {
+/// What a person, or the agent behind a bridge, says to the questions of a result. What nobody may be asked is not answered.
+async fn answered(
+    config: &McpServerConfig,
+    live: &Live,
+    required: &InputRequiredResult,
+    id: RequestId,
+) -> BTreeMap<String, Value> {
     let origin = InboundStreamOrigin::OutboundRequest(id);
     let mut answers = BTreeMap::new();
     for (key, input) in required.input_requests.iter().flatten().take(MAX_INPUTS) {
-        let InputRequest::Elicitation(asked) = input else { continue };
-        let result = elicitation::ask(server, &live.underway, Some(&origin), &asked.params).await;
-        answers.insert(key.clone(), serde_json::to_value(result).unwrap_or_default());
+        let answer = match input {
+            InputRequest::Elicitation(asked) if config.elicitation => {
+                let result = elicitation::ask(&config.name, &live.underway, Some(&origin), &asked.params).await;
+                serde_json::to_value(result).ok()
+            }
+            InputRequest::Elicitation(_) => None,
+            InputRequest::CreateMessage(asked) => {
+                let wanted = Wanted::Completion(serde_json::to_value(&asked.params).unwrap_or_default());
+                bridged::ask(config, &live.underway, Some(&origin), key, wanted).await.ok()
+            }
+            InputRequest::ListRoots(_) => {
+                bridged::ask(config, &live.underway, Some(&origin), key, Wanted::Roots).await.ok()
+            }
+            // Kinds of later revisions.
+            _ => None,
+        };
+        answers.extend(answer.map(|answer| (key.clone(), answer)));
     }
     answers
 }
@@ -439,7 +460,10 @@ pub(super) async fn live(handle: &McpHandle, within: Duration, patience: Patienc
         let phase = published.borrow_and_update().phase.clone();
         match phase {
             Phase::Ready(live) if live.generation > handle.broken.load(Ordering::Relaxed) => return Ok(live),
-            Phase::Waiting { reason, next_try, failures } => {
+            Phase::Waiting { reason, next_try: None, .. } => {
+                return Err(unavailable(name, &format!("{reason}; it is not connected again")));
+            }
+            Phase::Waiting { reason, next_try: Some(next_try), failures } => {
                 let wait = next_try.saturating_duration_since(std::time::Instant::now());
                 let given_up = match patience {
                     Patience::NextTry => wait > SOON,
@@ -542,7 +566,7 @@ async fn read_result(result: ServerResult, spool: &Spool) -> Result<ToolResult, 
         ));
     }
     hold(spool, &files).await?;
-    Ok(ToolResult { text, structured, files, is_error })
+    Ok(ToolResult { text, structured, files, is_error, answer })
 }
 
 /// A resource that was read looks like an answer that has it.
@@ -624,7 +648,13 @@ fn file_of(block: &mut Value, large: &mut Large) -> Result<Option<Part>, CallErr
     }
     let Some((data, media_type, uri)) = file_block(block) else { return Ok(None) };
     if let Some(blob) = large.take(data) {
-        return Ok(Some(part(Content::Blob(blob), media_type, uri)));
+        let file = part(Content::Blob(blob), media_type, uri);
+        for at in ["/data", "/resource/blob"] {
+            if let Some(token) = block.pointer_mut(at) {
+                *token = Value::String(String::new());
+            }
+        }
+        return Ok(Some(file));
     }
     let Ok(content) = BASE64.decode(data) else {
         return Err(error("malformed_response", "read the tool's answer: a file is not base64".to_owned()));
@@ -702,7 +732,13 @@ mod tests {
 
     #[test]
     fn a_server_that_says_in_a_text_that_it_has_no_such_tool_is_heard() {
-        let of = |text: &str, is_error| ToolResult { text: text.into(), structured: None, files: Vec::new(), is_error };
+        let of = |text: &str, is_error| ToolResult {
+            text: text.into(),
+            structured: None,
+            files: Vec::new(),
+            is_error,
+            answer: Value::Null,
+        };
         assert!(says_unknown(&of("MCP error -32602: Tool look not found", true), "look"));
         assert!(!says_unknown(&of("MCP error -32602: Tool look not found", false), "look"));
         assert!(!says_unknown(&of("file look not found", true), "look"), "that is what a tool says");

@@ -1,25 +1,28 @@
 //! The client side of a connection, as the server sees it.
 //!
-//! It declares no capabilities, but that a person can be asked where the configuration says so. Every other request of the
-//! server but `ping` is answered with -32601: the defaults would answer `roots/list` and `elicitation/create` as if they had
-//! been offered. (`sampling/createMessage` is refused by default.)
+//! It declares no capabilities, but that a person can be asked where the configuration says so, and the agent behind a bridge
+//! where there is one. Every other request of the server but `ping` is answered with -32601: the defaults would answer
+//! `roots/list` and `elicitation/create` as if they had been offered.
 #![expect(deprecated, reason = "servers of earlier revisions still ask for roots")]
 
 use ractor::ActorRef;
 use rmcp::{
     ClientHandler, RoleClient,
     model::{
-        ClientCapabilities, ClientConfig, CustomNotification, ElicitRequestParams, ElicitResult, ElicitationCapability,
-        ErrorCode, ErrorData, FormElicitationCapability, Implementation, ListRootsRequestMethod, ListRootsResult,
+        ClientCapabilities, ClientConfig, CreateMessageRequestMethod, CreateMessageRequestParams, CreateMessageResult,
+        CustomNotification, ElicitRequestParams, ElicitResult, ElicitationCapability, ErrorCode, ErrorData,
+        FormElicitationCapability, Implementation, ListRootsRequestMethod, ListRootsResult,
         LoggingMessageNotificationParam, ProgressNotificationParam, ProtocolVersion, ResourceUpdatedNotificationParam,
-        UrlElicitationCapability,
+        RootsCapabilities, SamplingCapability, UrlElicitationCapability,
     },
     service::{InboundStreamOrigin, NotificationContext, Peer, RequestContext},
 };
+use serde::de::DeserializeOwned;
+use serde_json::json;
 use std::sync::Arc;
 
 use super::{
-    ConnectionMsg, elicitation,
+    ConnectionMsg, Wanted, bridged, elicitation,
     revision::Revision,
     socket,
     subscriptions::Watches,
@@ -69,7 +72,26 @@ impl Client {
             capabilities.elicitation =
                 Some(ElicitationCapability::new().with_form(form).with_url(UrlElicitationCapability::new()));
         }
+        if self.config.asks.is_some() {
+            capabilities.roots = Some(RootsCapabilities::default());
+            capabilities.sampling = Some(SamplingCapability::default());
+        }
         capabilities
+    }
+
+    /// Has the agent behind a bridge answer.
+    async fn asked<T: DeserializeOwned>(
+        &self,
+        wanted: Wanted,
+        context: &RequestContext<RoleClient>,
+    ) -> Result<T, ErrorData> {
+        let origin = context.extensions.get::<InboundStreamOrigin>();
+        let id = context.id.to_string();
+        let asking = bridged::ask(&self.config, &self.underway, origin, &id, wanted);
+        let refused = |why: String| ErrorData::new(bridged::REFUSED, why, None);
+        serde_json::from_value(asking.await.map_err(refused)?).map_err(|error| {
+            ErrorData::new(ErrorCode::INTERNAL_ERROR, format!("the agent's answer cannot be passed on: {error}"), None)
+        })
     }
 
     /// Whether a person may be asked over this connection.
@@ -91,8 +113,22 @@ impl ClientHandler for Client {
         ClientConfig::new(self.capabilities(), named).with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
     }
 
-    async fn list_roots(&self, _: RequestContext<RoleClient>) -> Result<ListRootsResult, ErrorData> {
-        Err(ErrorData::method_not_found::<ListRootsRequestMethod>())
+    async fn list_roots(&self, context: RequestContext<RoleClient>) -> Result<ListRootsResult, ErrorData> {
+        if self.config.asks.is_none() {
+            return Err(ErrorData::method_not_found::<ListRootsRequestMethod>());
+        }
+        self.asked(Wanted::Roots, &context).await
+    }
+
+    async fn create_message(
+        &self,
+        params: CreateMessageRequestParams,
+        context: RequestContext<RoleClient>,
+    ) -> Result<CreateMessageResult, ErrorData> {
+        if self.config.asks.is_none() {
+            return Err(ErrorData::method_not_found::<CreateMessageRequestMethod>());
+        }
+        self.asked(Wanted::Completion(serde_json::to_value(params).unwrap_or_default()), &context).await
     }
 
     async fn create_elicitation(
@@ -111,29 +147,35 @@ impl ClientHandler for Client {
         self.underway.progress(&said);
         let of = said.total.map(|total| format!(" of {total}")).unwrap_or_default();
         let message = said.message.as_deref().unwrap_or_default();
+        self.tail.notices().tell("notifications/progress", &said);
         self.tail.say(TailKind::Progress, &format!("{}{of} {message}", said.progress));
     }
 
     async fn on_logging_message(&self, said: LoggingMessageNotificationParam, _: NotificationContext<RoleClient>) {
         self.underway.log(&said);
+        self.tail.notices().tell("notifications/message", &said);
         self.tail.say(TailKind::Log, &underway::log_line(&said));
     }
 
     async fn on_resource_updated(&self, said: ResourceUpdatedNotificationParam, _: NotificationContext<RoleClient>) {
         self.watches.updated(&said.uri);
         let uri = text::plain_line(&said.uri, MAX_SHOWN_CHARS);
+        self.tail.notices().tell("notifications/resources/updated", &said);
         self.tail.say(TailKind::Notification, &format!("resource {uri} changed"));
     }
 
     async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.tail.notices().tell("notifications/tools/list_changed", &json!({}));
         self.lists_changed("the list of tools");
     }
 
     async fn on_resource_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.tail.notices().tell("notifications/resources/list_changed", &json!({}));
         self.lists_changed("the list of resources");
     }
 
     async fn on_prompt_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.tail.notices().tell("notifications/prompts/list_changed", &json!({}));
         self.tail.say(TailKind::Notification, "the list of prompts changed");
     }
 

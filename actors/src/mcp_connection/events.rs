@@ -2,6 +2,7 @@
 //! for the server to wait. Of progress only the furthest is kept.
 
 use serde_json::Value;
+use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// Log messages that wait to be read; beyond it they are dropped.
@@ -69,6 +70,7 @@ pub struct CallEvents(Option<Senders>);
 
 #[derive(Debug, Clone)]
 struct Senders {
+    caller: Option<Arc<str>>,
     progress: watch::Sender<Option<Progress>>,
     logs: mpsc::Sender<String>,
     questions: mpsc::Sender<Question>,
@@ -84,11 +86,16 @@ pub struct Heard {
 
 /// A way for the events of one call.
 pub fn channel() -> (CallEvents, Heard) {
+    channel_of(None)
+}
+
+/// The same for a call of somebody who is asked what its server wants to know ([`super::HostAsk::caller`]).
+pub fn channel_of(caller: Option<Arc<str>>) -> (CallEvents, Heard) {
     let (progress, progresses) = watch::channel(None);
     let (logs, logged) = mpsc::channel(MAX_LOGS);
     let (questions, asked) = mpsc::channel(MAX_QUESTIONS);
     let heard = Heard { progress: progresses, logs: logged, questions: asked };
-    (CallEvents(Some(Senders { progress, logs, questions })), heard)
+    (CallEvents(Some(Senders { caller, progress, logs, questions })), heard)
 }
 
 impl Heard {
@@ -125,6 +132,11 @@ impl CallEvents {
             // A flood of messages is worth its first ones.
             let _ = senders.logs.try_send(line);
         }
+    }
+
+    /// Who calls, if that was said.
+    pub(super) fn caller(&self) -> Option<Arc<str>> {
+        self.0.as_ref()?.caller.clone()
     }
 
     /// Whether somebody takes the question.

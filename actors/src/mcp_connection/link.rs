@@ -200,7 +200,8 @@ async fn connect(plan: &Plan, remote: &Remote<'_>, seen: &Seen) -> Result<Connec
 
 async fn shake(plan: &Plan, remote: &Remote<'_>, seen: &Seen, era: Era) -> Result<Connected, Failure> {
     let client = plan.client.clone();
-    let http = socket::client(remote.socket).map_err(Failure::permanent)?;
+    let guard = client.config.egress.as_ref().map(|policy| (policy, remote.endpoint));
+    let http = socket::client(remote.socket, guard).map_err(Failure::permanent)?;
     let watch = (client.suspect(), seen.clone());
     seen.set_refused(0);
     let service = match era {
@@ -319,6 +320,7 @@ fn live(client: &Client, service: &RunningService<RoleClient, Client>, era: Era,
         generation: client.generation,
         peer: service.peer().clone(),
         protocol_version: version,
+        is_stateless: revision.is_stateless(),
         capabilities: Capabilities::of(&info.capabilities),
         instructions: (!said.is_empty()).then(|| text::plain(said, MAX_INSTRUCTIONS_CHARS)),
         server: named.map(|named| text::plain_line(&named, MAX_SERVER_CHARS)),

@@ -11,6 +11,7 @@
 //! ```
 
 mod answers;
+mod bridged;
 mod call;
 mod catalogue;
 mod client;
@@ -57,9 +58,10 @@ use subscriptions::Watches;
 use tail::Tail;
 use underway::Underway;
 
+pub use bridged::{Asks, HostAsk, Notice, Subscribed, Wanted, asks};
 pub(crate) use catalogue::wire_name;
 pub use catalogue::{READ_RESOURCE, ResourceInfo};
-pub use events::{CallEvent, CallEvents, Heard, Question, channel as call_events};
+pub use events::{CallEvent, CallEvents, Heard, Question, channel as call_events, channel_of as call_events_of};
 pub use inspect::{McpInspection, PromptInfo, TemplateInfo};
 pub use revision::Capabilities;
 pub(crate) use subscriptions::ResourceWatch;
@@ -143,6 +145,8 @@ pub struct ToolResult {
     pub files: Vec<Part>,
     /// `isError`: the tool's own word, an observation and not a fault.
     pub is_error: bool,
+    /// The whole answer, but for what lies in the blob store. That of a resource that was read has its contents as blocks.
+    pub answer: Value,
 }
 
 /// A call that did not work.
@@ -355,8 +359,10 @@ impl McpHandle {
             Phase::Waiting { reason, next_try, .. } => {
                 status.state = McpServerState::Down;
                 status.reason = Some(reason.clone());
-                let wait = next_try.saturating_duration_since(Instant::now());
-                status.next_try_ms = Some(wait.as_millis().try_into().unwrap_or(u64::MAX));
+                status.next_try_ms = next_try.map(|next_try| {
+                    let wait = next_try.saturating_duration_since(Instant::now());
+                    wait.as_millis().try_into().unwrap_or(u64::MAX)
+                });
             }
         }
         status
@@ -400,7 +406,12 @@ impl Default for Published {
 enum Phase {
     Connecting,
     Ready(Arc<Live>),
-    Waiting { reason: String, next_try: Instant, failures: u32 },
+    /// Without a next try it stays as it is.
+    Waiting {
+        reason: String,
+        next_try: Option<Instant>,
+        failures: u32,
+    },
 }
 
 /// A connection that stands.
@@ -408,6 +419,8 @@ pub(crate) struct Live {
     generation: u64,
     peer: Peer<RoleClient>,
     protocol_version: String,
+    /// Whether there are no sessions, and each request says all.
+    is_stateless: bool,
     /// What the server said that it has: nothing else is asked of it.
     capabilities: Capabilities,
     instructions: Option<String>,
@@ -644,10 +657,12 @@ impl ConnectionState {
             retry_ms = wait.as_millis() as u64,
             "MCP server is not there"
         );
-        let (next_try, failures) = (Instant::now() + wait, self.failures);
+        let (next_try, failures) = (self.config.reconnect.then(|| Instant::now() + wait), self.failures);
         self.tail.say(TailKind::Connection, &format!("not there: {reason}"));
         self.publish.send_modify(|published| published.phase = Phase::Waiting { reason, next_try, failures });
-        myself.send_after(wait, || ConnectionMsg::Connect);
+        if next_try.is_some() {
+            myself.send_after(wait, || ConnectionMsg::Connect);
+        }
     }
 
     fn relist(&mut self, myself: ActorRef<ConnectionMsg>) {

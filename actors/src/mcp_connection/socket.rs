@@ -27,7 +27,7 @@ use super::{
     answers::{self, Head},
     spool::Spool,
 };
-use crate::config::Secret;
+use crate::{config::Secret, egress::EgressPolicy};
 
 /// Time to set up a TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -131,10 +131,14 @@ pub(super) type Suspect = Arc<dyn Fn(String) + Send + Sync>;
 type Refusal = StreamableHttpError<reqwest::Error>;
 
 /// The HTTP client for one server: pooled connections without Nagle's delay, no redirects, over a Unix socket if there is one.
+/// Where somebody else than the operator said where it is, it dials only what the policy allows.
 ///
 /// # Errors
-/// When it cannot be made.
-pub(super) fn client(socket: Option<&Path>) -> Result<reqwest::Client, String> {
+/// When it cannot be made, or the endpoint is refused.
+pub(super) fn client(
+    socket: Option<&Path>,
+    guard: Option<(&Arc<EgressPolicy>, &str)>,
+) -> Result<reqwest::Client, String> {
     let builder = reqwest::Client::builder()
         .connect_timeout(CONNECT_TIMEOUT)
         .pool_max_idle_per_host(IDLE_CONNECTIONS)
@@ -142,6 +146,13 @@ pub(super) fn client(socket: Option<&Path>) -> Result<reqwest::Client, String> {
         .redirect(reqwest::redirect::Policy::none());
     let builder = match socket {
         Some(path) => builder.unix_socket(path),
+        None => builder,
+    };
+    let builder = match guard {
+        Some((policy, endpoint)) => {
+            let target = policy.target(endpoint).map_err(|refused| format!("not dialled: the URL {refused}"))?;
+            policy.guarded(builder, &target)
+        }
         None => builder,
     };
     builder.build().map_err(|error| format!("make the HTTP client: {error}"))

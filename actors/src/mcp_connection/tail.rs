@@ -8,7 +8,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use super::text;
+use super::{bridged::Notices, text};
 
 /// Lines that are kept of one server: what was said around a failure, and no more memory than a few hundred KiB.
 const MAX_LINES: usize = 500;
@@ -60,7 +60,7 @@ pub struct TailLine {
 
 /// The ring of one server; cheap to clone.
 #[derive(Clone, Default)]
-pub(super) struct Tail(Arc<Mutex<Lines>>);
+pub(super) struct Tail(Arc<Mutex<Lines>>, Notices);
 
 #[derive(Default)]
 struct Lines {
@@ -69,6 +69,11 @@ struct Lines {
 }
 
 impl Tail {
+    /// The announcements of the server, as they came.
+    pub(super) fn notices(&self) -> &Notices {
+        &self.1
+    }
+
     pub(super) fn say(&self, kind: TailKind, said: &str) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let text = text::plain_line(said, MAX_LINE_CHARS);

@@ -106,15 +106,21 @@ impl Underway {
     /// until the guard is dropped.
     pub(super) fn asks(&self, origin: Option<&InboundStreamOrigin>, question: Question) -> Option<Asking> {
         let calls = self.lock();
-        let entry = match origin {
-            Some(InboundStreamOrigin::OutboundRequest(id)) => calls.calls.values().find(|entry| entry.request == *id),
-            Some(InboundStreamOrigin::Unassociated) | None => only(&calls),
-        }?;
+        let entry = call_of(&calls, origin)?;
         if !entry.events.ask(question) {
             return None;
         }
         entry.pulse.send_modify(|pulse| pulse.asking += 1);
         Some(Asking(entry.pulse.clone()))
+    }
+
+    /// The call that a request of the server is about, as for [`Self::asks`]: it stays alive until the guard is dropped. And who
+    /// calls, if that was said.
+    pub(super) fn holds(&self, origin: Option<&InboundStreamOrigin>) -> Option<(Asking, Option<Arc<str>>)> {
+        let calls = self.lock();
+        let entry = call_of(&calls, origin)?;
+        entry.pulse.send_modify(|pulse| pulse.asking += 1);
+        Some((Asking(entry.pulse.clone()), entry.events.caller()))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Calls> {
@@ -131,6 +137,13 @@ impl Drop for Asking {
             pulse.asking = pulse.asking.saturating_sub(1);
             pulse.beats += 1;
         });
+    }
+}
+
+fn call_of<'a>(calls: &'a Calls, origin: Option<&InboundStreamOrigin>) -> Option<&'a Entry> {
+    match origin {
+        Some(InboundStreamOrigin::OutboundRequest(id)) => calls.calls.values().find(|entry| entry.request == *id),
+        Some(InboundStreamOrigin::Unassociated) | None => only(calls),
     }
 }
 

@@ -369,6 +369,7 @@ impl From<Rejection> for WireError {
             | Rejection::StaleTrigger { .. }
             | Rejection::AgentInUse { .. }
             | Rejection::AlreadyFounded { .. }
+            | Rejection::ServerIdInUse { .. }
             | Rejection::SignIn(_) => WireError::internal(message),
         }
     }

@@ -916,5 +916,6 @@ fn command_name(command: &Command) -> &'static str {
         Command::ReportWebhook(_) => "ReportWebhook",
         Command::IfGeneration { .. } => "IfGeneration",
         Command::Trigger(_) => "Trigger",
+        Command::Bridge(_) => "Bridge",
     }
 }

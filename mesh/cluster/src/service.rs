@@ -305,6 +305,7 @@ fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
         | Command::ReportWebhook(_)
         | Command::IfGeneration { .. }
         | Command::Trigger(_)
+        | Command::Bridge(_)
         | Command::NodeUp { .. } => true,
     }
 }

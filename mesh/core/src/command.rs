@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, Labels, LateReport, Level, Message, NodeAddresses,
+    AgentName, AgentSpec, BlobHash, BootId, BridgeChange, Effect, Enrolment, Labels, LateReport, Level, Message, NodeAddresses,
     NodeCertificate, NodeId, NodeRole, OwnerReport, Peer, Principal, Resolve, SetWebhook, SignIn, SignInRejection,
     StepNo, Submission, TaskId, TaskState, TraceContext, TriggerChange, TriggerName, WebhookName, WebhookReport,
     doubt::listed, node::is_zero,
@@ -191,6 +191,8 @@ pub enum Command {
     },
     /// Something about what starts tasks by itself.
     Trigger(Box<TriggerChange>),
+    /// Somebody makes an MCP server known to its own sessions of the bridge, or takes it away again.
+    Bridge(Box<BridgeChange>),
 }
 
 /// What a command did.
@@ -562,6 +564,12 @@ pub enum Rejection {
         name: TriggerName,
         /// What was said.
         epoch: u64,
+    },
+    /// Another MCP server of the same principal has the id.
+    #[error("server_id {id:?} is in use: choose another, or unregister that server first")]
+    ServerIdInUse {
+        /// The id.
+        id: String,
     },
 }
 

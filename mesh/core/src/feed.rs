@@ -369,7 +369,8 @@ impl Before {
             | Command::SetWebhook(_)
             | Command::RemoveWebhook(_)
             | Command::ClaimWebhooks { .. }
-            | Command::ReportWebhook(_) => Before::Nothing,
+            | Command::ReportWebhook(_)
+            | Command::Bridge(_) => Before::Nothing,
         }
     }
 

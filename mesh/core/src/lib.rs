@@ -13,6 +13,7 @@
 
 mod agent;
 mod blob;
+mod bridge;
 mod budget;
 mod chain;
 mod chunked;
@@ -45,6 +46,7 @@ mod webhook;
 
 pub use agent::{Agent, AgentSpec, Placement};
 pub use blob::{Blob, BlobForm, BlobHash, InvalidBlobHash};
+pub use bridge::{BridgeChange, BridgedServer, BridgedTransport};
 pub use budget::{BUDGET_KEY, Budget, DEADLINE_KEY, Spent, deadline_in, granted_in, spent_in};
 pub use chain::{CHAIN_KEY, ChainLink, chain_in};
 pub use command::{Applied, Command, Proposal, Rejection, Reply};

@@ -122,6 +122,18 @@ pub const MAX_URL_BYTES: usize = 2_048;
 /// Most bytes of what is said of one peer beside its URLs: a description and names, no document.
 pub const MAX_PEER_TEXT_BYTES: usize = 8 * 1024;
 
+/// Most MCP servers that are registered through the bridge: every node holds their configuration.
+pub const MAX_BRIDGED: usize = 1_000;
+
+/// Most of these of one principal: each may be a process of each node.
+pub const MAX_BRIDGED_OF_ONE: usize = 16;
+
+/// Most words, variables, headers and names of one of them.
+pub const MAX_BRIDGED_ITEMS: usize = 512;
+
+/// Most bytes of the configuration of one of them.
+pub const MAX_BRIDGED_BYTES: usize = 16 * 1024;
+
 /// Most reasons that are kept for counting a task's content as outside input: the first few say enough.
 pub const MAX_OUTSIDE_REASONS: usize = 8;
 

@@ -15,7 +15,8 @@ pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> 
         | Command::Cancel { .. }
         | Command::Upload { .. }
         | Command::SetWebhook(_)
-        | Command::RemoveWebhook(_) => match by {
+        | Command::RemoveWebhook(_)
+        | Command::Bridge(_) => match by {
             Principal::Operator | Principal::Agent { .. } => true,
             Principal::Named { role, .. } => *role != PrincipalRole::Anonymous,
             Principal::Node(_) => false,

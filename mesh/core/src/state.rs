@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod blobs;
+mod bridge;
 mod charges;
 mod dedup;
 mod doubt;
@@ -34,6 +35,7 @@ mod triggers;
 mod waiting;
 
 use blobs::Named;
+use bridge::Bridged;
 use dedup::{Expiring, Sent};
 pub use finished::{Listing, Record, Row, TaskPage};
 use peers::Peers;
@@ -101,6 +103,9 @@ pub struct State {
     /// What starts tasks by itself.
     #[serde(default, skip_serializing_if = "Triggers::is_empty")]
     triggers: Triggers,
+    /// MCP servers that somebody made known to its own sessions of the bridge; shared with the copies that snapshots are made of.
+    #[serde(default, skip_serializing_if = "Bridged::is_empty")]
+    bridged: Bridged,
     #[serde(skip)]
     open: OpenTasks,
     last: Stamp,
@@ -186,6 +191,7 @@ impl State {
             Command::ReportWebhook(report) => self.report_webhook(&by, *report, stamp),
             Command::Trigger(change) => self.change_trigger(&by, *change, stamp),
             Command::IfGeneration { task, generation, then } => self.if_generation(by, task, generation, *then, stamp),
+            Command::Bridge(change) => self.bridge(&by, *change),
         }
     }
 

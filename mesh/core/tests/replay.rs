@@ -229,6 +229,7 @@ fn eventful_day() -> Log {
     told_by_webhooks(&mut log);
     from_elsewhere(&mut log);
     started_by_themselves(&mut log);
+    bridged(&mut log);
     log
 }
 
@@ -285,6 +286,27 @@ fn started_by_themselves(log: &mut Log) {
     let by_hand = fire(14, Occasion::Hand { request: uuid(9_000) });
     log.operator(Command::Trigger(Box::new(by_hand))).unwrap();
     log.operator(Command::Trigger(Box::new(TriggerChange::Remove { name: "once".parse().unwrap() }))).unwrap();
+}
+
+/// Two MCP servers come to the sessions of one who asks, and one goes.
+fn bridged(log: &mut Log) {
+    for id in ["files", "notes"] {
+        let server = BridgedServer {
+            id: id.into(),
+            name: "files".into(),
+            transport: BridgedTransport::Command {
+                command: vec!["mcp-files".into()],
+                cwd: String::new(),
+                env: [("LEVEL".to_owned(), "1".to_owned())].into(),
+            },
+            timeout_s: 300,
+            auto_reconnect: true,
+            tools: vec!["read".into()],
+            resources: Vec::new(),
+        };
+        log.operator(Command::Bridge(Box::new(BridgeChange::Register(server)))).unwrap();
+    }
+    log.operator(Command::Bridge(Box::new(BridgeChange::Unregister { id: "notes".into() }))).unwrap();
 }
 
 /// Two agents of others come, one as an agent of the mesh, and one goes.
@@ -408,5 +430,6 @@ fn kind(command: &Command) -> &'static str {
         Command::ReportWebhook(_) => "report_webhook",
         Command::IfGeneration { .. } => "if_generation",
         Command::Trigger(_) => "trigger",
+        Command::Bridge(_) => "bridge",
     }
 }

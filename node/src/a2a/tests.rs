@@ -497,7 +497,9 @@ impl Node {
             stopping: stopping.clone(),
         });
         let mcp = crate::mcp_server::McpServer::new(serve, Arc::clone(&settings), Arc::clone(&api)).unwrap();
+        let bridge = crate::a2e::Bridge::new(Default::default(), &[], Arc::clone(&settings), Arc::clone(&api));
         let router = router(settings, Door::Public).merge(crate::api::router(api)).merge(mcp.routes());
+        let router = router.merge(bridge.routes());
         let serving = tokio::spawn(listener::serve(tcp, listener::Plain, router, stopping.clone()));
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
         Self { url, http, cluster, stopping, serving, _data: data }

@@ -141,7 +141,7 @@ fn by_hand(tool: String, arguments: Map<String, Value>) -> CallRequest {
 }
 
 fn answered(result: Result<ToolResult, CallError>) -> Result<Response, ApiError> {
-    let ToolResult { text, structured, files, is_error } = result.map_err(failed)?;
+    let ToolResult { text, structured, files, is_error, answer: _ } = result.map_err(failed)?;
     let files: Vec<Value> = files
         .iter()
         .map(|file| json!({ "bytes": file.size(), "filename": file.filename, "mediaType": file.media_type }))

@@ -49,7 +49,7 @@ const fn operation(name: &'static str, floor: Floor, ways: &'static [Way]) -> Op
 }
 
 /// All operations.
-pub(crate) static OPERATIONS: [Operation; 42] = [
+pub(crate) static OPERATIONS: [Operation; 43] = [
     operation("message.send", Everybody, &[Method(a2a::methods::SEND_MESSAGE)]),
     operation("message.stream", Everybody, &[Method(a2a::methods::SEND_STREAMING_MESSAGE)]),
     operation("task.get", Everybody, &[Method(a2a::methods::GET_TASK)]),
@@ -121,6 +121,11 @@ pub(crate) static OPERATIONS: [Operation; 42] = [
     ),
     operation("events.read", Everybody, &[Route("GET", "/api/v1/events")]),
     operation("mcp.use", Everybody, &[Route("POST", "/mcp"), Route("GET", "/mcp"), Route("DELETE", "/mcp")]),
+    operation(
+        "a2e.use",
+        Everybody,
+        &[Route("POST", "/a2e/session"), Route("POST", "/a2e/send"), Route("GET", "/a2e/stream")],
+    ),
 ];
 
 /// The name of what a method asks for.

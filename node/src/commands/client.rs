@@ -260,8 +260,19 @@ impl Client {
         headers: &[(&'static str, String)],
         body: Option<&str>,
     ) -> Result<reqwest::Response, CliError> {
+        self.door(method, crate::mcp_server::PATH, headers, body).await
+    }
+
+    /// A request of a protocol that has a path of its own, as it is; the body is JSON.
+    pub(crate) async fn door(
+        &self,
+        method: reqwest::Method,
+        path: &str,
+        headers: &[(&'static str, String)],
+        body: Option<&str>,
+    ) -> Result<reqwest::Response, CliError> {
         let request = |server: &Server| {
-            let mut request = server.request(method.clone(), crate::mcp_server::PATH);
+            let mut request = server.request(method.clone(), path);
             for (name, value) in headers {
                 request = request.header(*name, value);
             }

@@ -88,6 +88,7 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
         Command::Sub(command) => sub::run(command, &client(global).await?, output).await,
         Command::Events(args) => events::run(args, &client(global).await?, output).await,
         Command::Mcp(command) => mcp::run(&command, &client(global).await?, output).await,
+        Command::A2e => crate::a2e::stdio::serve(&client(global).await?).await,
         Command::Auth(command) => sign_in::run(command, &client(global).await?, output).await,
         Command::Node(_) | Command::Init(_) | Command::Validate(_) | Command::Completion(_) | Command::Context(_) => {
             unreachable!("run takes the commands that need no runtime of ours")

@@ -3,6 +3,7 @@
 //! [`load`] reads it whole and reports every mistake at once, each with its path and place. It touches nothing: a node
 //! with a wrong file ends before it has made a folder or opened a port. A [`NodeConfig`] exists only if nothing is wrong.
 
+mod a2e;
 mod agents;
 mod auth;
 mod cards;
@@ -46,7 +47,7 @@ pub use telemetry::TelemetrySettings;
 use section::{Context, Field, Section};
 use tree::Tree;
 
-use crate::{auth::AuthSettings, hooks::Hooks, mcp_server::ServeSettings};
+use crate::{a2e::A2eSettings, auth::AuthSettings, hooks::Hooks, mcp_server::ServeSettings};
 pub(crate) use secrets::Secrets;
 pub(crate) use values::{duration, http_url, is_plain_remote, peer_url, url_text};
 
@@ -59,7 +60,7 @@ const LONGEST_CERTIFICATE_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Environment variables of settings start with this; `__` stands between the parts of a path.
 const ENV_PREFIX: &str = "TOWLINE_";
 /// The parts that a path may begin with.
-const TOP_LEVEL: [&str; 13] = [
+const TOP_LEVEL: [&str; 14] = [
     "node",
     "cluster",
     "front_door",
@@ -73,6 +74,7 @@ const TOP_LEVEL: [&str; 13] = [
     "push",
     "cards",
     "triggers",
+    "a2e",
 ];
 
 /// A configuration that is right.
@@ -102,6 +104,8 @@ pub struct NodeConfig {
     pub serve: ServeSettings,
     /// What callers of webhooks have to show.
     pub hooks: Hooks,
+    /// Which MCP servers agents of others reach through the bridge.
+    pub a2e: A2eSettings,
 }
 
 /// What lies over the file.
@@ -170,6 +174,7 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let (cluster, certificate_life) = read_cluster(&mut root);
     let models = models::read(&mut root);
     let (servers, serve) = servers::read(&mut root);
+    let a2e = a2e::read(&mut root, &servers);
     let peers = peers::read(&mut root);
     let known = agents::Known {
         models: root.keys_of("models"),
@@ -200,7 +205,9 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
         task_budget,
         task_time,
     };
-    NodeConfig { node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth, push, cards, serve, hooks }
+    NodeConfig {
+        node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth, push, cards, serve, hooks, a2e,
+    }
 }
 
 fn read_cluster(root: &mut Section<'_>) -> (Option<String>, Duration) {

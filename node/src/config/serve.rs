@@ -47,7 +47,7 @@ fn host(text: &str) -> Result<String, String> {
 }
 
 /// Whom something is for: names of principals, or patterns of them.
-fn read_clients(field: Option<Field<'_>>) -> Option<Vec<String>> {
+pub(super) fn read_clients(field: Option<Field<'_>>) -> Option<Vec<String>> {
     let patterns = field?.list();
     let read = patterns.iter().filter_map(|field| {
         let pattern = field.parse(glob)?;

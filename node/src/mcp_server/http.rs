@@ -81,7 +81,7 @@ fn json_response(status: StatusCode, body: &Value) -> Response {
 }
 
 /// The names under which clients may reach this node: a page that has its own name point here shows that one.
-pub(super) fn names(configured: &[String], public_url: &str) -> Vec<String> {
+pub(crate) fn names(configured: &[String], public_url: &str) -> Vec<String> {
     let public = public_url.split_once("://").and_then(|(_, rest)| rest.split('/').next());
     let names = configured.iter().map(String::as_str).chain(public);
     names.map(|name| host_of(name).to_ascii_lowercase()).filter(|name| !name.is_empty()).collect()
@@ -97,6 +97,12 @@ fn host_of(authority: &str) -> &str {
 
 /// Whether a request names this node. An address cannot be another's name; the one that stands for all is nobody's.
 fn check_host(names: &[String], headers: &HeaderMap, extensions: &Extensions) -> Result<(), Refused> {
+    let refused = |message| Refused::new(StatusCode::FORBIDDEN, RpcError::invalid_request(message));
+    own_host(names, headers, extensions).map_err(refused)
+}
+
+/// The same, or what is wrong with the name.
+pub(crate) fn own_host(names: &[String], headers: &HeaderMap, extensions: &Extensions) -> Result<(), String> {
     if extensions.get::<KernelVouches>().is_some() {
         return Ok(());
     }
@@ -106,11 +112,10 @@ fn check_host(names: &[String], headers: &HeaderMap, extensions: &Extensions) ->
     if name == "localhost" || is_address || names.contains(&name) {
         return Ok(());
     }
-    let message = format!(
+    Err(format!(
         "Host {:?} is not a name of this node: use its public_url, or list the name in mcp.serve.hosts",
         towline_a2a::shortened(shown)
-    );
-    Err(Refused::new(StatusCode::FORBIDDEN, RpcError::invalid_request(message)))
+    ))
 }
 
 /// Whether a client takes this type; one that does not say takes everything.

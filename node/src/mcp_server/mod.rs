@@ -16,7 +16,7 @@ mod confirm;
 mod dispatch;
 mod gateway;
 mod headers;
-mod http;
+pub(crate) mod http;
 mod message;
 mod metadata;
 mod reads;
@@ -24,7 +24,7 @@ mod resources;
 mod revision;
 mod session;
 mod settings;
-mod sse;
+pub(crate) mod sse;
 pub(crate) mod stdio;
 mod surface;
 mod watch;
@@ -46,6 +46,7 @@ use crate::{
     auth,
 };
 
+pub(crate) use settings::is_listed;
 pub use settings::{Federated, Guarded, ServeSettings};
 pub use surface::{Offender, SurfaceError};
 pub use writes::Write;

@@ -74,7 +74,7 @@ impl Federated {
 }
 
 /// Agents act for somebody, and are not who they act for.
-fn is_listed(patterns: &[String], caller: &Principal) -> bool {
+pub(crate) fn is_listed(patterns: &[String], caller: &Principal) -> bool {
     let name = match caller {
         Principal::Operator | Principal::Named { .. } => caller.to_string(),
         Principal::Node(_) | Principal::Agent { .. } => return false,

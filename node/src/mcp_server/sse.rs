@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 /// How often a silent stream shows that it is alive, so that proxies and clients do not take it for dead.
-pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// What shows that.
 const BEAT: &[u8] = b": keep-alive\n\n";
@@ -33,12 +33,12 @@ pub(super) fn place(id: &str) -> Bytes {
     Bytes::from(format!("id: {id}\ndata:\n\n"))
 }
 
-pub(super) fn beat() -> Bytes {
+pub(crate) fn beat() -> Bytes {
     Bytes::from_static(BEAT)
 }
 
 /// A response whose body is this stream.
-pub(super) fn response(frames: impl Stream<Item = Bytes> + Send + 'static) -> Response {
+pub(crate) fn response(frames: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream"),
         (header::CACHE_CONTROL, "no-store"),

@@ -37,7 +37,7 @@ const MAX_EVENT: usize = 64 * 1024 * 1024;
 const MAX_CALLS: usize = 64;
 
 /// Messages that wait to be written: a client that does not read holds up what it has asked for.
-const MAX_WAITING: usize = 64;
+pub(crate) const MAX_WAITING: usize = 64;
 
 /// How long a node may take to accept what is no request.
 const ACCEPT_WITHIN: Duration = Duration::from_secs(30);
@@ -69,7 +69,7 @@ pub(crate) async fn serve(client: &Client) -> Result<(), CliError> {
     Ok(())
 }
 
-async fn write(mut said: mpsc::Receiver<String>, mut output: Output) {
+pub(crate) async fn write(mut said: mpsc::Receiver<String>, mut output: Output) {
     while let Some(mut line) = said.recv().await {
         line.push('\n');
         if output.write_all(line.as_bytes()).await.is_err() || output.flush().await.is_err() {
@@ -79,9 +79,9 @@ async fn write(mut said: mpsc::Receiver<String>, mut output: Output) {
 }
 
 /// A line, or none where it was too long.
-type Line = Option<Vec<u8>>;
+pub(crate) type Line = Option<Vec<u8>>;
 
-async fn read(mut input: impl AsyncBufRead + Unpin, hear: mpsc::Sender<Line>) {
+pub(crate) async fn read(mut input: impl AsyncBufRead + Unpin, hear: mpsc::Sender<Line>) {
     loop {
         match next_line(&mut input).await {
             Ok(Some(line)) => {
@@ -343,19 +343,19 @@ impl<'a> Bridge<'a> {
 
 /// An event of a stream.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Event {
-    id: Option<String>,
-    data: String,
+pub(crate) struct Event {
+    pub(crate) id: Option<String>,
+    pub(crate) data: String,
 }
 
 impl Event {
-    fn message(&self) -> Option<Value> {
+    pub(crate) fn message(&self) -> Option<Value> {
         serde_json::from_str(&self.data).ok()
     }
 }
 
 /// The events of a response.
-struct Events {
+pub(crate) struct Events {
     answer: Response,
     unread: Vec<u8>,
     /// How much of it has no end of an event.
@@ -363,12 +363,12 @@ struct Events {
 }
 
 impl Events {
-    fn of(answer: Response) -> Self {
+    pub(crate) fn of(answer: Response) -> Self {
         Self { answer, unread: Vec::new(), looked_at: 0 }
     }
 
     /// The next event; none at the end.
-    async fn next(&mut self) -> Result<Option<Event>, String> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Event>, String> {
         loop {
             if let Some(event) = cut_event(&mut self.unread, &mut self.looked_at) {
                 return Ok(Some(event));

@@ -1,8 +1,12 @@
 //! An MCP server over stdio that does what its caller asks for. It speaks JSON-RPC by hand, so that it shares no code with
 //! the client under test.
 //!
-//! `towline-scripted-mcp FILE` appends one line to FILE for each tool call: the tool, a blank, and its `_meta`.
+//! `towline-scripted-mcp FILE` appends one line to FILE for each tool call: the tool, a blank, and its `_meta`. With `everything`
+//! behind FILE it is another one, with all that a server can have.
 #![expect(clippy::unwrap_used, reason = "a scripted server that cannot go on ends")]
+
+#[path = "../scripted/everything.rs"]
+mod everything;
 
 use serde_json::{Value, json};
 use std::{
@@ -25,6 +29,9 @@ static WAITING: LazyLock<Mutex<HashMap<String, mpsc::Sender<Value>>>> = LazyLock
 
 fn main() {
     let calls = std::env::args().nth(1).expect("an argument names the file of calls");
+    if std::env::args().nth(2).as_deref() == Some("everything") {
+        return everything::serve(&calls);
+    }
     let out = Arc::new(Mutex::new(io::stdout()));
     for line in io::stdin().lock().lines() {
         let Ok(line) = line else { break };

@@ -1,7 +1,7 @@
 //! What the ways of a command ask about it, so that each has one answer for all commands.
 
 use super::Command;
-use crate::{Message, SignIn, TaskId, TriggerChange};
+use crate::{BridgeChange, Message, SignIn, TaskId, TriggerChange};
 
 impl Command {
     /// Whether it brings work, as opposed to what the work that was taken comes to: a disk that runs full refuses it first.
@@ -16,6 +16,7 @@ impl Command {
             | Command::AddPeer(_)
             | Command::SetWebhook(_)
             | Command::Enrol(_) => true,
+            Command::Bridge(change) => matches!(**change, BridgeChange::Register(_)),
             Command::SignIn(change) => !matches!(**change, SignIn::Revoke(_) | SignIn::Deny { .. }),
             Command::Trigger(change) => matches!(**change, TriggerChange::Add(_) | TriggerChange::Fire(_)),
             Command::Report(_)
@@ -81,7 +82,8 @@ impl Command {
             | Command::SetWebhook(_)
             | Command::RemoveWebhook(_)
             | Command::ClaimWebhooks { .. }
-            | Command::ReportWebhook(_) => None,
+            | Command::ReportWebhook(_)
+            | Command::Bridge(_) => None,
         }
     }
 
