@@ -912,5 +912,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::ClaimWebhooks { .. } => "ClaimWebhooks",
         Command::ReportWebhook(_) => "ReportWebhook",
         Command::IfGeneration { .. } => "IfGeneration",
+        Command::PinTools(_) => "PinTools",
+        Command::Lack(_) => "Lack",
     }
 }

@@ -304,6 +304,8 @@ fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
         | Command::ClaimWebhooks { .. }
         | Command::ReportWebhook(_)
         | Command::IfGeneration { .. }
+        | Command::PinTools(_)
+        | Command::Lack(_)
         | Command::NodeUp { .. } => true,
     }
 }

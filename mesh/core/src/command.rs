@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, Labels, LateReport, Level, Message, NodeAddresses,
-    NodeCertificate, NodeId, NodeRole, OwnerReport, Peer, Principal, Resolve, SetWebhook, SignIn, SignInRejection,
-    StepNo, Submission, TaskId, TaskState, TraceContext, WebhookName, WebhookReport, doubt::listed, node::is_zero,
+    AgentName, AgentSpec, BlobHash, BootId, Effect, Enrolment, Labels, Lack, LateReport, Level, Message, NodeAddresses,
+    NodeCertificate, NodeId, NodeRole, OwnerReport, Peer, PinTools, Principal, Resolve, SetWebhook, SignIn,
+    SignInRejection, StepNo, Submission, TaskId, TaskState, TraceContext, WebhookName, WebhookReport, doubt::listed,
+    node::is_zero,
 };
 
 mod questions;
@@ -188,6 +189,10 @@ pub enum Command {
         /// What is done then: `Continue` or `Cancel` of this task.
         then: Box<Command>,
     },
+    /// What the tools of an MCP server look like is what later looks are compared with.
+    PinTools(Box<PinTools>),
+    /// A node says what its agents lack at the moment.
+    Lack(Box<Lack>),
 }
 
 /// What a command did.

@@ -317,7 +317,9 @@ impl Before {
             | Command::SetWebhook(_)
             | Command::RemoveWebhook(_)
             | Command::ClaimWebhooks { .. }
-            | Command::ReportWebhook(_) => Before::Nothing,
+            | Command::ReportWebhook(_)
+            | Command::PinTools(_)
+            | Command::Lack(_) => Before::Nothing,
         }
     }
 

@@ -23,8 +23,10 @@ mod doubt;
 mod enrolment;
 mod finished;
 mod generation;
+mod lacking;
 mod members;
 mod peers;
+mod pins;
 mod push;
 mod remembered;
 mod room;
@@ -35,7 +37,9 @@ mod waiting;
 use blobs::Named;
 use dedup::{Expiring, Sent};
 pub use finished::{Listing, Record, Row, TaskPage};
+use lacking::Rank;
 use peers::Peers;
+use pins::Pins;
 use push::Webhooks;
 use remembered::Remembered;
 use room::OpenTasks;
@@ -96,6 +100,9 @@ pub struct State {
     /// Who is told of tasks.
     #[serde(default, skip_serializing_if = "Webhooks::is_empty")]
     webhooks: Webhooks,
+    /// What the tools of MCP servers looked like first.
+    #[serde(default, skip_serializing_if = "Pins::is_empty")]
+    pins: Pins,
     #[serde(skip)]
     open: OpenTasks,
     last: Stamp,
@@ -180,6 +187,8 @@ impl State {
             Command::ClaimWebhooks { node, boot, webhooks } => self.claim_webhooks(node, boot, &webhooks, stamp),
             Command::ReportWebhook(report) => self.report_webhook(&by, *report, stamp),
             Command::IfGeneration { task, generation, then } => self.if_generation(by, task, generation, *then, stamp),
+            Command::PinTools(pins) => self.pin_tools(*pins),
+            Command::Lack(lack) => self.lack(*lack, stamp),
         }
     }
 
@@ -556,6 +565,9 @@ impl State {
             return Err(Rejection::NodeRemoved { node: id });
         }
         let restarted = node.boot.is_some_and(|boot| boot != news.boot);
+        if node.boot != Some(news.boot) {
+            node.lacking.clear();
+        }
         if node.health != NodeHealth::Up || restarted {
             node.since = stamp.at;
         }
@@ -738,6 +750,10 @@ impl State {
     /// The node that is to run a task of this agent: the preferred one if it has a free place, else the least loaded
     /// of those that have one, else the least loaded of all: what has no place waits at its node.
     fn choose(&self, agent: &AgentName, wish: Wish) -> Option<(NodeId, BootId)> {
+        self.choose_at(agent, wish, self.last.at)
+    }
+
+    fn choose_at(&self, agent: &AgentName, wish: Wish, now: Timestamp) -> Option<(NodeId, BootId)> {
         let Agent { placed, spec } = self.agents.get(agent)?;
         let all_know_labels = self.all_know_labels();
         let can_host = |node: &&Node| {
@@ -752,10 +768,15 @@ impl State {
             Wish::Prefer(id) if placed.contains(&id) => self.nodes.get(&id).filter(can_host),
             Wish::Prefer(_) | Wish::None | Wish::Except(_) => None,
         };
-        let preferred = preferred.filter(|node| self.load_of(node.id) < node.capacity as usize);
-        let is_full = |node: &Node| all_know_labels && self.load_of(node.id) >= node.capacity as usize;
-        let node =
-            preferred.or_else(|| candidates().min_by_key(|node| (is_full(node), self.load_of(node.id), node.id)))?;
+        let lack = |node: &Node| self.rank_of_lack(node, agent, now);
+        let is_free = |node: &&Node| self.load_of(node.id) < node.capacity as usize;
+        let preferred = preferred.filter(is_free).filter(|node| lack(node) == Rank::LacksNothing);
+        let is_full = |node: &Node| all_know_labels && !is_free(&node);
+        let node = preferred
+            .or_else(|| candidates().min_by_key(|node| (lack(node), is_full(node), self.load_of(node.id), node.id)))?;
+        if lack(node) == Rank::Waits {
+            return None;
+        }
         Some((node.id, node.boot?))
     }
 
@@ -904,6 +925,7 @@ fn new_node(id: NodeId, name: String, role: NodeRole, addresses: NodeAddresses, 
         draining: None,
         certificate: None,
         labels: None,
+        lacking: BTreeMap::new(),
         level: 0,
     }
 }

@@ -84,10 +84,12 @@ fn the_kept_log_shows_every_kind_of_command() {
             "enrol",
             "found",
             "if_generation",
+            "lack",
             "mint_token",
             "node_lost",
             "node_up",
             "note",
+            "pin_tools",
             "raise",
             "remove_node",
             "remove_peer",
@@ -227,6 +229,11 @@ fn eventful_day() -> Log {
     signed_in_and_out(&mut log);
     told_by_webhooks(&mut log);
     from_elsewhere(&mut log);
+    let tools = [("read".to_owned(), "abc".to_owned())].into();
+    let pins = PinTools { server: "files".into(), tools, replaces: false };
+    log.node(1, Command::PinTools(Box::new(pins))).unwrap();
+    let agents = [(name("reader"), "files: it is down".to_owned())].into();
+    log.node(1, Command::Lack(Box::new(Lack { node: NodeId(1), boot: boot(1, 3), agents }))).unwrap();
     log
 }
 
@@ -350,5 +357,7 @@ fn kind(command: &Command) -> &'static str {
         Command::ClaimWebhooks { .. } => "claim_webhooks",
         Command::ReportWebhook(_) => "report_webhook",
         Command::IfGeneration { .. } => "if_generation",
+        Command::PinTools(_) => "pin_tools",
+        Command::Lack(_) => "lack",
     }
 }

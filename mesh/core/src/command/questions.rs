@@ -35,7 +35,9 @@ impl Command {
             | Command::RemovePeer { .. }
             | Command::RemoveWebhook(_)
             | Command::ClaimWebhooks { .. }
-            | Command::ReportWebhook(_) => false,
+            | Command::ReportWebhook(_)
+            | Command::PinTools(_)
+            | Command::Lack(_) => false,
             Command::IfGeneration { then, .. } => then.makes_work(),
         }
     }
@@ -72,7 +74,9 @@ impl Command {
             | Command::SetWebhook(_)
             | Command::RemoveWebhook(_)
             | Command::ClaimWebhooks { .. }
-            | Command::ReportWebhook(_) => None,
+            | Command::ReportWebhook(_)
+            | Command::PinTools(_)
+            | Command::Lack(_) => None,
         }
     }
 
