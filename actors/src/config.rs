@@ -4,7 +4,11 @@ use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
 use towline_core::{AgentName, AgentSpec, Budget, Labels, OnAdoption, Peer, Placement};
 
-use crate::{PushConfig, traits::Traits};
+use crate::{
+    PushConfig,
+    mcp_connection::{McpSecurity, is_websocket},
+    traits::Traits,
+};
 
 /// The whole configuration of this node's part of the mesh.
 #[derive(Debug, Clone, Default)]
@@ -198,6 +202,8 @@ pub struct McpServerConfig {
     pub required: bool,
     /// What its tags say of the data that it gives and takes.
     pub traits: Traits,
+    /// How this node shows it who it is, and how it knows the server.
+    pub security: McpSecurity,
 }
 
 impl McpServerConfig {
@@ -225,6 +231,7 @@ impl McpServerConfig {
             on_change: OnChange::Flag,
             required: false,
             traits: Traits::default(),
+            security: McpSecurity::default(),
         }
     }
 }
@@ -251,7 +258,7 @@ pub enum McpTransport {
         /// Where it runs.
         cwd: Option<PathBuf>,
     },
-    /// HTTP.
+    /// HTTP, or a WebSocket where the URL says so.
     Http {
         /// URL of the endpoint.
         endpoint: String,
@@ -276,7 +283,16 @@ impl McpTransport {
             McpTransport::Stdio { .. } => "stdio",
             McpTransport::Http { legacy: true, .. } => "sse",
             McpTransport::Http { socket: Some(_), .. } => "unix",
+            McpTransport::Http { endpoint, .. } if is_websocket(endpoint) => "ws",
             McpTransport::Http { .. } => "http",
+        }
+    }
+
+    /// The URL of a server that is reached by one.
+    pub(crate) fn endpoint(&self) -> Option<&str> {
+        match self {
+            McpTransport::Stdio { .. } => None,
+            McpTransport::Http { endpoint, .. } => Some(endpoint),
         }
     }
 

@@ -25,12 +25,16 @@ use std::{
 
 use super::{
     answers::{self, Head},
+    credentials::{self, McpTls, Sender},
     spool::Spool,
 };
 use crate::config::Secret;
 
 /// Time to set up a TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often an idle connection is tried: a server that is gone without a word is noticed.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 /// Requests under way on one connection; the bound that counts is the one on calls, this one must not be lower.
 const MAX_REQUESTS: usize = 128;
@@ -121,18 +125,25 @@ pub(super) type Suspect = Arc<dyn Fn(String) + Send + Sync>;
 
 type Refusal = StreamableHttpError<reqwest::Error>;
 
-/// The HTTP client for one server: pooled connections without Nagle's delay, no redirects, over a Unix socket if there is one.
+/// The HTTP client for one server: pooled connections without Nagle's delay, no redirects, over a Unix socket if there is one,
+/// with the certificates that are configured.
 ///
 /// # Errors
 /// When it cannot be made.
-pub(super) fn client(socket: Option<&Path>) -> Result<reqwest::Client, String> {
+pub(super) fn client(socket: Option<&Path>, tls: Option<&McpTls>, only_http1: bool) -> Result<reqwest::Client, String> {
     let builder = reqwest::Client::builder()
         .connect_timeout(CONNECT_TIMEOUT)
         .pool_max_idle_per_host(IDLE_CONNECTIONS)
         .tcp_nodelay(true)
+        .tcp_keepalive(KEEP_ALIVE)
         .redirect(reqwest::redirect::Policy::none());
     let builder = match socket {
         Some(path) => builder.unix_socket(path),
+        None => builder,
+    };
+    let builder = if only_http1 { builder.http1_only() } else { builder };
+    let builder = match tls {
+        Some(tls) => credentials::apply_tls(builder, tls, only_http1)?,
         None => builder,
     };
     builder.build().map_err(|error| format!("make the HTTP client: {error}"))
@@ -143,7 +154,7 @@ pub(super) fn client(socket: Option<&Path>) -> Result<reqwest::Client, String> {
 /// # Errors
 /// When a header cannot be sent.
 pub(super) fn transport(
-    http: reqwest::Client,
+    http: Sender,
     endpoint: &str,
     headers: &[(String, Secret)],
     (suspect, seen): (Suspect, Seen),
@@ -175,7 +186,7 @@ pub(super) fn custom_headers(headers: &[(String, Secret)]) -> Result<HashMap<Hea
 /// The HTTP client below rmcp.
 #[derive(Clone)]
 pub(super) struct Socket {
-    http: reqwest::Client,
+    http: Sender,
     suspect: Suspect,
     spool: Spool,
     seen: Seen,
@@ -345,7 +356,8 @@ impl StreamableHttpClient for Socket {
         auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<(), Refusal> {
-        self.http.delete_session(uri, session_id, auth_header, custom_headers).await
+        let head = Head { uri, session: Some(session_id), bearer: auth_header, headers: custom_headers };
+        answers::delete(&self.http, head).await
     }
 
     async fn get_stream(
@@ -388,7 +400,7 @@ mod tests {
         // A test that ran before may have done it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let socket = Socket {
-            http: reqwest::Client::new(),
+            http: Sender::new(None, None, false, credentials::Credentials::None).unwrap(),
             suspect: Arc::new(|_| {}),
             spool: Spool::new(None),
             seen: Seen::default(),
