@@ -4,7 +4,12 @@ use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use towline_core::{AgentName, AgentSpec, Budget, Labels, OnAdoption, Peer, Placement, TriggerSpec};
 
-use crate::{PushConfig, egress::EgressPolicy, mcp_connection::Asks, traits::Traits};
+use crate::{
+    PushConfig,
+    egress::EgressPolicy,
+    mcp_connection::{Asks, McpSecurity, is_websocket},
+    traits::Traits,
+};
 
 /// The whole configuration of this node's part of the mesh.
 #[derive(Debug, Clone, Default)]
@@ -206,6 +211,8 @@ pub struct McpServerConfig {
     pub egress: Option<Arc<EgressPolicy>>,
     /// Whether a connection that is lost is made again.
     pub reconnect: bool,
+    /// How this node shows it who it is, and how it knows the server.
+    pub security: McpSecurity,
 }
 
 impl McpServerConfig {
@@ -236,6 +243,7 @@ impl McpServerConfig {
             asks: None,
             egress: None,
             reconnect: true,
+            security: McpSecurity::default(),
         }
     }
 }
@@ -262,7 +270,7 @@ pub enum McpTransport {
         /// Where it runs.
         cwd: Option<PathBuf>,
     },
-    /// HTTP.
+    /// HTTP, or a WebSocket where the URL says so.
     Http {
         /// URL of the endpoint.
         endpoint: String,
@@ -287,7 +295,16 @@ impl McpTransport {
             McpTransport::Stdio { .. } => "stdio",
             McpTransport::Http { legacy: true, .. } => "sse",
             McpTransport::Http { socket: Some(_), .. } => "unix",
+            McpTransport::Http { endpoint, .. } if is_websocket(endpoint) => "ws",
             McpTransport::Http { .. } => "http",
+        }
+    }
+
+    /// The URL of a server that is reached by one.
+    pub(crate) fn endpoint(&self) -> Option<&str> {
+        match self {
+            McpTransport::Stdio { .. } => None,
+            McpTransport::Http { endpoint, .. } => Some(endpoint),
         }
     }
 

@@ -21,6 +21,7 @@ use towline_core::{AgentName, Draining, Effect, Epoch, TaskId};
 use crate::{
     agent::{AgentActor, AgentMsg},
     config::AgentConfig,
+    lacking,
     mcp_connection::McpHandle,
     orphans,
     push::{Push, PushActor, PushMsg},
@@ -294,6 +295,7 @@ impl DispatcherState {
         }
         self.drain(draining);
         self.sweep_parked();
+        lacking::tell(&self.shared);
     }
 
     /// A call that waits for a person is wanted while its task waits as well, or has come back to this node.

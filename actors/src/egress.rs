@@ -373,6 +373,16 @@ impl EgressClient {
         self.policy.target(url).map_or_else(|_| "nowhere".to_owned(), |target| authority(&target.url))
     }
 
+    /// A request to a URL, for who reads the answer.
+    ///
+    /// # Errors
+    /// Why it is not dialled.
+    pub(crate) fn request(&self, method: http::Method, url: &str) -> Result<reqwest::RequestBuilder, Refused> {
+        let target = self.policy.target(url)?;
+        let client = if target.named_only { &self.named } else { &self.public };
+        Ok(client.request(method, target.url))
+    }
+
     /// Posts a body. The answer is read up to a bound and dropped.
     pub async fn post(&self, url: &str, headers: http::HeaderMap, body: Vec<u8>) -> Posted {
         let failed = |why: String| Posted::Failed { why, retry_after: None };

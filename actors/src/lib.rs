@@ -19,6 +19,7 @@ mod dispatcher;
 pub mod egress;
 mod errands;
 mod error;
+mod lacking;
 pub mod mcp_connection;
 pub mod model;
 mod orphans;

@@ -13,6 +13,7 @@ use crate::{
     config::{AgentConfig, MeshConfig},
     errands::Errands,
     error::MeshError,
+    lacking::Lacks,
     mcp_connection::{McpHandle, McpServerState},
     model::{self, ModelProvider},
     parked::Parked,
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     pub errands: Errands,
     /// Calls that wait for a person.
     pub parked: Parked,
+    /// What the cluster was told of what agents lack.
+    pub lacks: Lacks,
     servers: RwLock<BTreeMap<String, McpHandle>>,
 }
 
@@ -82,6 +85,7 @@ impl Shared {
             dialled: Dialled::default(),
             errands: Errands::default(),
             parked: Parked::default(),
+            lacks: Lacks::default(),
             servers: RwLock::default(),
         })
     }
@@ -134,7 +138,7 @@ impl Shared {
         Toolbox { tools, readable, instructions, delegates, ask_human: agent.ask_human, sent: BTreeMap::new() }
     }
 
-    fn servers_of(&self, agent: &AgentConfig) -> Vec<McpHandle> {
+    pub(crate) fn servers_of(&self, agent: &AgentConfig) -> Vec<McpHandle> {
         let is_used = |server: &McpHandle| may_offer(agent, server.name()) || may_read(agent, server.name());
         self.servers().into_iter().filter(is_used).collect()
     }

@@ -5,6 +5,7 @@
 
 mod events;
 mod mcp;
+mod mcp_consent;
 mod members;
 mod peers;
 mod push;
@@ -157,6 +158,7 @@ fn operations() -> Router<Arc<Api>> {
         .route(resolve::ROUTE, post(resolve::resolve))
         .route("/api/v1/join-tokens", post(join_token))
         .merge(mcp::routes())
+        .merge(mcp_consent::routes())
         .route(events::ROUTE, get(events::events))
         .merge(members::routes())
         .merge(peers::routes())

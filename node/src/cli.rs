@@ -665,6 +665,26 @@ pub enum McpCommand {
         #[arg(short, long)]
         follow: bool,
     },
+    /// Agrees to the tools of a server as they are now, after they have changed
+    #[command(after_help = "Example:\n  towline mcp accept files")]
+    Accept {
+        /// Name of the server in the configuration
+        #[arg(value_name = "SERVER")]
+        mcp_server: String,
+    },
+    /// Lets the node use a server that wants OAuth: prints the address where a person logs in
+    #[command(after_help = "Examples:\n  towline mcp login tickets\n  towline mcp login tickets --device")]
+    Login {
+        /// Name of the server in the configuration
+        #[arg(value_name = "SERVER")]
+        mcp_server: String,
+        /// With a code that is typed in on any machine
+        #[arg(long)]
+        device: bool,
+        /// Port of this machine to which the browser comes back, where the client was registered with one
+        #[arg(long, default_value_t = 0, conflicts_with = "device")]
+        port: u16,
+    },
     /// Serves the mesh over MCP on standard input and output, through a running node
     #[command(after_help = "Examples:\n  towline mcp serve\n  towline mcp serve --server https://mesh.example.org")]
     Serve,

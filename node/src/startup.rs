@@ -58,6 +58,8 @@ const DRAIN: Duration = Duration::from_secs(6);
 const RUNTIME_STOP: Duration = Duration::from_secs(1);
 /// Stands for the front door where no agent is declared: the answer to a request names the agents that there are.
 const NO_FRONT_DOOR: &str = "front-door";
+/// Folder of what people let this node use of MCP servers, in its data folder.
+const MCP_TOKENS: &str = "mcp";
 /// Name of a cluster that lives as long as its node, unless the configuration has one.
 const EPHEMERAL: &str = "ephemeral";
 
@@ -412,7 +414,9 @@ async fn start_mesh(config: &NodeConfig, handle: &ClusterHandle, api: &Api) -> R
     let agents = Mesh::agent_specs(&config.mesh);
     let public_url = api.public_url.clone();
     let push = config.push.clone().map(|policy| PushConfig { policy, public_url });
-    let mesh = MeshConfig { push, instance: config.node.name.clone(), ..config.mesh.clone() };
+    let mut mesh = MeshConfig { push, instance: config.node.name.clone(), ..config.mesh.clone() };
+    let folder = config.node.data.join(MCP_TOKENS);
+    mesh.servers.iter_mut().for_each(|server| server.security.folder = Some(folder.clone()));
     let mesh = Mesh::start(mesh, handle.clone()).await.map_err(|error| {
         if matches!(error, MeshError::RequiredServer { .. }) {
             CliError::RequiredServer(chain(&error))

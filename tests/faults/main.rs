@@ -4,6 +4,8 @@
 mod abroad;
 mod in_doubt;
 mod mcp_asks;
+mod mcp_consent;
+mod mcp_down;
 mod mcp_server;
 mod model;
 mod own_mesh;

@@ -15,7 +15,11 @@ use rmcp::{
 use sse_stream::SseStream;
 use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
-use super::{socket::Seen, spool::Spool};
+use super::{
+    credentials::{Sender, UNAUTHORIZED},
+    socket::Seen,
+    spool::Spool,
+};
 
 type Refusal = StreamableHttpError<reqwest::Error>;
 
@@ -37,13 +41,13 @@ pub(super) struct Head {
 
 /// Posts a message.
 pub(super) async fn post(
-    http: &reqwest::Client,
+    http: &Sender,
     spool: &Spool,
     (head, seen): (Head, &Seen),
     message: &ClientJsonRpcMessage,
 ) -> Result<StreamableHttpPostResponse, Refusal> {
     let has_session = head.session.is_some();
-    let response = with_head(http.post(&*head.uri), head).json(message).send().await?;
+    let response = http.send(with_head(http.http().post(&*head.uri), head).json(message)).await?;
     let status = response.status();
     if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
         return Ok(StreamableHttpPostResponse::Accepted);
@@ -64,7 +68,11 @@ pub(super) async fn post(
             _ if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() => {
                 Err(HttpStatusError::new(status.as_u16(), retry_after).into())
             }
-            _ => Err(unexpected(format!("HTTP {status}: {}", String::from_utf8_lossy(&said)))),
+            _ => {
+                let is_refused = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+                let begins = if is_refused { UNAUTHORIZED } else { "" };
+                Err(unexpected(format!("{begins}HTTP {status}: {}", String::from_utf8_lossy(&said))))
+            }
         };
     }
     // What asks for no answer is taken, whatever the server says to it.
@@ -88,16 +96,16 @@ pub(super) async fn post(
 
 /// Opens the stream on which the server speaks by itself.
 pub(super) async fn get(
-    http: &reqwest::Client,
+    http: &Sender,
     spool: &Spool,
     head: Head,
     last_event: Option<String>,
 ) -> Result<BoxedSseResponse, Refusal> {
-    let mut request = with_head(http.get(&*head.uri), head);
+    let mut request = with_head(http.http().get(&*head.uri), head);
     if let Some(last_event) = last_event {
         request = request.header(LAST_EVENT, last_event);
     }
-    let response = request.send().await?;
+    let response = http.send(request).await?;
     if response.status() == StatusCode::METHOD_NOT_ALLOWED {
         return Err(StreamableHttpError::ServerDoesNotSupportSse);
     }
@@ -107,6 +115,15 @@ pub(super) async fn get(
         return Err(StreamableHttpError::UnexpectedContentType(found.map(str::to_owned)));
     }
     Ok(events(spool, response))
+}
+
+/// Ends a session. A server that cannot is no trouble.
+pub(super) async fn delete(http: &Sender, head: Head) -> Result<(), Refusal> {
+    let response = http.send(with_head(http.http().delete(&*head.uri), head)).await?;
+    if response.status() != StatusCode::METHOD_NOT_ALLOWED {
+        response.error_for_status()?;
+    }
+    Ok(())
 }
 
 fn with_head(request: reqwest::RequestBuilder, head: Head) -> reqwest::RequestBuilder {

@@ -25,7 +25,9 @@ use towline_core::{Blob, Content, Metadata, Part, limits::MAX_PARTS};
 
 use super::{
     CallError, CallRequest, ConnectionMsg, Live, McpHandle, Phase, Published, READ_RESOURCE, ToolResult, Wanted,
-    bridged, elicitation,
+    bridged,
+    credentials::UNAUTHORIZED,
+    elicitation,
     guards::{Closed, Sign},
     spool::{Spool, Spooled},
     text,
@@ -222,6 +224,9 @@ async fn attempt(
     if let Some(status) = http_status(&service_error) {
         return Ok(Err(refused_by_status(handle, &what, status)));
     }
+    if let Some(why) = unauthorized(&service_error) {
+        return Ok(Err(error("unauthorized", text::plain(&format!("{what}: {why}"), MAX_ERROR_CHARS))));
+    }
     let mut error = call_error(&what, &service_error);
     if !is_broken(&service_error) {
         return Ok(Err(error));
@@ -267,6 +272,14 @@ fn http_status(failure: &ServiceError) -> Option<&HttpStatusError> {
     let ServiceError::TransportSend(transport) = failure else { return None };
     let refused = transport.error.downcast_ref::<StreamableHttpError<reqwest::Error>>()?;
     if let StreamableHttpError::HttpStatus(status) = refused { Some(status) } else { None }
+}
+
+/// Why the server did not carry a call out, where it does not take who asks; the connection stands.
+fn unauthorized(failure: &ServiceError) -> Option<&str> {
+    let ServiceError::TransportSend(transport) = failure else { return None };
+    let refused = transport.error.downcast_ref::<StreamableHttpError<reqwest::Error>>()?;
+    let StreamableHttpError::UnexpectedServerResponse(why) = refused else { return None };
+    why.starts_with(UNAUTHORIZED).then_some(why.as_ref())
 }
 
 /// Sends, and waits for the answer, through as many rounds of questions as the server has.

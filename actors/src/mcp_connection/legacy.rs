@@ -10,7 +10,10 @@ use std::{collections::HashMap, time::Duration};
 use tokio::{sync::mpsc, task::JoinSet};
 use tokio_util::{sync::PollSender, task::AbortOnDropHandle};
 
-use super::spool::Spool;
+use super::{
+    credentials::{NotSent, Sender},
+    spool::Spool,
+};
 
 /// Messages in either direction that wait to be read.
 const WAITING: usize = 64;
@@ -38,15 +41,15 @@ pub(super) type Both = (
 /// # Errors
 /// When the stream does not open, or names no address of its own host.
 pub(super) async fn connect(
-    http: reqwest::Client,
+    http: Sender,
     endpoint: &str,
     headers: HashMap<HeaderName, HeaderValue>,
     spool: &Spool,
 ) -> Result<Both, String> {
     let failed = |what: String| format!("HTTP with SSE: {what}");
-    let request = headers.iter().fold(http.get(endpoint), |request, (name, value)| request.header(name, value));
-    let response = request.header(header::ACCEPT, "text/event-stream").send().await;
-    let response = response.and_then(reqwest::Response::error_for_status).map_err(|error| failed(error.to_string()))?;
+    let request = headers.iter().fold(http.http().get(endpoint), |request, (name, value)| request.header(name, value));
+    let response = http.send(request.header(header::ACCEPT, "text/event-stream")).await;
+    let response = response.and_then(successful).map_err(|error| failed(error.to_string()))?;
     let base = response.url().clone();
     let mut events = SseStream::from_bytes_stream(spool.events(response.bytes_stream().boxed())).boxed();
     let target = loop {
@@ -105,7 +108,7 @@ async fn read(
 }
 
 struct Posts {
-    http: reqwest::Client,
+    http: Sender,
     target: Url,
     headers: HashMap<HeaderName, HeaderValue>,
     incoming: mpsc::Sender<Incoming>,
@@ -122,11 +125,11 @@ async fn post(posts: Posts, mut outgoing: mpsc::Receiver<ClientJsonRpcMessage>) 
             JsonRpcMessage::Request(request) => Some(request.id.clone()),
             JsonRpcMessage::Response(_) | JsonRpcMessage::Notification(_) | JsonRpcMessage::Error(_) => None,
         };
-        let request = posts.http.post(posts.target.clone()).timeout(POST_TIMEOUT).json(&message);
+        let request = posts.http.http().post(posts.target.clone()).timeout(POST_TIMEOUT).json(&message);
         let request = posts.headers.iter().fold(request, |request, (name, value)| request.header(name, value));
-        let incoming = posts.incoming.clone();
+        let (incoming, http) = (posts.incoming.clone(), posts.http.clone());
         under_way.spawn(async move {
-            let sent = request.send().await.and_then(reqwest::Response::error_for_status);
+            let sent = http.send(request).await.and_then(successful);
             if let (Err(error), Some(id)) = (sent, id) {
                 // The stream has ended where nobody reads this.
                 let _ = incoming.send(Some(refused(id, &error))).await;
@@ -135,8 +138,12 @@ async fn post(posts: Posts, mut outgoing: mpsc::Receiver<ClientJsonRpcMessage>) 
     }
 }
 
+fn successful(response: reqwest::Response) -> Result<reqwest::Response, NotSent> {
+    Ok(response.error_for_status()?)
+}
+
 /// What stands for the answer to a message that was not taken.
-fn refused(id: RequestId, error: &reqwest::Error) -> ServerJsonRpcMessage {
+fn refused(id: RequestId, error: &NotSent) -> ServerJsonRpcMessage {
     let data = ErrorData::new(ErrorCode::INTERNAL_ERROR, format!("the server did not take the message: {error}"), None);
     ServerJsonRpcMessage::error(data, Some(id))
 }

@@ -36,13 +36,14 @@ use tokio_util::sync::CancellationToken;
 use super::{
     ConnectionMsg, Live, catalogue,
     client::Client,
+    credentials::{Credentials, McpTls, Sender},
     legacy,
     revision::{Capabilities, Revision},
-    socket::{self, Push, Seen},
+    socket::{self, Dial, Push, Seen},
     spool::Spool,
     subscriptions::Keeper,
     tail::{Tail, TailKind},
-    text,
+    text, websocket,
 };
 use crate::config::{McpTransport, Secret};
 
@@ -83,6 +84,8 @@ enum Era {
     Discover,
     /// HTTP with SSE.
     Legacy,
+    /// `initialize` over a WebSocket.
+    WebSocket,
 }
 
 impl Era {
@@ -107,6 +110,7 @@ pub(super) struct Plan {
     pub stop: CancellationToken,
     pub spool: Spool,
     pub era: KnownEra,
+    pub credentials: Credentials,
 }
 
 /// Connects, publishes, waits for the end, cleans up. Says [`ConnectionMsg::Lost`] exactly once, as its last word.
@@ -118,7 +122,8 @@ pub(super) async fn run(plan: Plan) {
             run_child(&plan, Program { command, env, cwd: cwd.as_ref() }).await
         }
         McpTransport::Http { endpoint, headers, socket, legacy } => {
-            let remote = Remote { endpoint, headers, socket: socket.as_deref(), legacy: *legacy };
+            let tls = config.security.tls.as_ref();
+            let remote = Remote { endpoint, headers, socket: socket.as_deref(), legacy: *legacy, tls };
             run_http(&plan, &remote).await
         }
     };
@@ -153,6 +158,7 @@ struct Remote<'a> {
     headers: &'a [(String, Secret)],
     socket: Option<&'a Path>,
     legacy: bool,
+    tls: Option<&'a McpTls>,
 }
 
 async fn run_http(plan: &Plan, remote: &Remote<'_>) -> String {
@@ -173,6 +179,9 @@ type Connected = (RunningService<RoleClient, Client>, Era);
 
 /// Tries one era after the other. What the first try said is what is told.
 async fn connect(plan: &Plan, remote: &Remote<'_>, seen: &Seen) -> Result<Connected, Failure> {
+    if websocket::is_websocket(remote.endpoint) {
+        return shake(plan, remote, seen, Era::WebSocket).await;
+    }
     if remote.legacy {
         return shake(plan, remote, seen, Era::Legacy).await;
     }
@@ -200,8 +209,13 @@ async fn connect(plan: &Plan, remote: &Remote<'_>, seen: &Seen) -> Result<Connec
 
 async fn shake(plan: &Plan, remote: &Remote<'_>, seen: &Seen, era: Era) -> Result<Connected, Failure> {
     let client = plan.client.clone();
-    let guard = client.config.egress.as_ref().map(|policy| (policy, remote.endpoint));
-    let http = socket::client(remote.socket, guard).map_err(Failure::permanent)?;
+    let dial = Dial {
+        socket: remote.socket,
+        guard: client.config.egress.as_ref().map(|policy| (policy, remote.endpoint)),
+        tls: remote.tls,
+        only_http1: era == Era::WebSocket,
+    };
+    let http = Sender::new(&dial, plan.credentials.clone()).map_err(Failure::permanent)?;
     let watch = (client.suspect(), seen.clone());
     seen.set_refused(0);
     let service = match era {
@@ -214,11 +228,20 @@ async fn shake(plan: &Plan, remote: &Remote<'_>, seen: &Seen, era: Era) -> Resul
             seen.set_push(Push::Live);
             handshake(client, transport, ClientLifecycleMode::Initialize, HANDSHAKE_TIMEOUT).await
         }
+        Era::WebSocket => {
+            let headers = socket::custom_headers(remote.headers).map_err(Failure::permanent)?;
+            let opening = websocket::connect(&http, remote.endpoint, headers);
+            let opened = tokio::time::timeout(HANDSHAKE_TIMEOUT, opening).await;
+            let late = || Failure::permanent(format!("WebSocket: not open after {HANDSHAKE_TIMEOUT:?}"));
+            let transport = opened.map_err(|_| late())?.map_err(Failure::permanent)?;
+            seen.set_push(Push::Live);
+            handshake(client, transport, ClientLifecycleMode::Initialize, HANDSHAKE_TIMEOUT).await
+        }
         Era::Initialize | Era::Discover => {
             let transport = socket::transport(http, remote.endpoint, remote.headers, watch, plan.spool.clone());
             let lifecycle = match era {
                 Era::Discover => ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::LATEST] },
-                Era::Initialize | Era::Legacy => ClientLifecycleMode::Initialize,
+                Era::Initialize | Era::Legacy | Era::WebSocket => ClientLifecycleMode::Initialize,
             };
             handshake(client, transport.map_err(Failure::permanent)?, lifecycle, HANDSHAKE_TIMEOUT).await.map_err(
                 |failure| {

@@ -15,12 +15,14 @@ mod bridged;
 mod call;
 mod catalogue;
 mod client;
+mod credentials;
 mod elicitation;
 mod events;
 mod guards;
 mod inspect;
 mod legacy;
 mod link;
+mod login;
 mod pages;
 mod pins;
 mod revision;
@@ -30,6 +32,7 @@ mod subscriptions;
 mod tail;
 mod text;
 mod underway;
+mod websocket;
 
 use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SpawnErr};
 use rmcp::{RoleClient, service::Peer};
@@ -44,14 +47,15 @@ use std::{
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use towline_cluster::ClusterHandle;
-use towline_core::{Labels, OnAdoption, Part, StepNo, TaskId, TraceContext};
+use towline_core::{Labels, OnAdoption, Part, Principal, StepNo, TaskId, TraceContext};
 use towline_trace::{KeyValue, names};
 
 use crate::config::{McpServerConfig, OnChange};
 use catalogue::Listing;
 use client::Client;
+use credentials::Credentials;
 use guards::Guards;
-use pins::Pins;
+use pins::{Judged, Pins};
 use socket::Seen;
 use spool::Spool;
 use subscriptions::Watches;
@@ -61,11 +65,15 @@ use underway::Underway;
 pub use bridged::{Asks, HostAsk, Notice, Subscribed, Wanted, asks};
 pub(crate) use catalogue::wire_name;
 pub use catalogue::{READ_RESOURCE, ResourceInfo};
+pub use credentials::{
+    AuthError, BegunLogin, DeviceLogin, McpAuth, McpSecurity, McpTls, OAuthGrant, OAuthSettings, SigV4Settings,
+};
 pub use events::{CallEvent, CallEvents, Heard, Question, channel as call_events, channel_of as call_events_of};
 pub use inspect::{McpInspection, PromptInfo, TemplateInfo};
 pub use revision::Capabilities;
 pub(crate) use subscriptions::ResourceWatch;
 pub use tail::{TailKind, TailLine};
+pub(crate) use websocket::is_websocket;
 
 /// Wait before the second try to connect; it doubles up to [`MAX_BACK_OFF`].
 const FIRST_BACK_OFF: Duration = Duration::from_millis(200);
@@ -83,6 +91,9 @@ const STABLE_AFTER: Duration = Duration::from_secs(5);
 
 /// Announcements of changed tools within this time cause one new listing: servers send several in a row.
 const RELIST_DEBOUNCE: Duration = Duration::from_millis(250);
+
+/// How often the cluster is looked at for what it knows of the tools: an operator may have agreed to a change at another node.
+const LOOK_AT_PINS: Duration = Duration::from_secs(15);
 
 /// Longest wait for the link to end when the actor stops: the child had its time to exit, see `link`.
 const STOP_TIMEOUT: Duration = Duration::from_secs(4);
@@ -197,6 +208,9 @@ pub struct McpServerStatus {
     /// Tools that are not what they were when they were listed first, and what that means: `mcp.tools_changed` in the log.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub changed: BTreeMap<String, String>,
+    /// Whether the cluster remembers what its tools looked like first, also when this node is down.
+    #[serde(default)]
+    pub pinned: bool,
     /// What of its lists is left out, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
@@ -223,6 +237,7 @@ pub struct McpHandle {
     broken: Arc<AtomicU64>,
     spool: Spool,
     watches: Watches,
+    credentials: Credentials,
 }
 
 impl McpHandle {
@@ -239,6 +254,7 @@ impl McpHandle {
         let (config, spool) = (Arc::new(config), Spool::new(cluster));
         let (publish, published) = watch::channel(Published::default());
         let (guards, tail, watches) = (Guards::new(config.max_calls), Tail::default(), Watches::default());
+        let credentials = Credentials::of(&config);
         let arguments = ConnectionArguments {
             config: config.clone(),
             instance: instance.into(),
@@ -247,12 +263,13 @@ impl McpHandle {
             guards: guards.clone(),
             tail: tail.clone(),
             watches: watches.clone(),
+            credentials: credentials.clone(),
         };
         let (actor, _) = match supervisor {
             Some(supervisor) => Actor::spawn_linked(None, ConnectionActor, arguments, supervisor).await?,
             None => Actor::spawn(None, ConnectionActor, arguments).await?,
         };
-        Ok(Self { config, actor, published, guards, tail, broken: Arc::default(), spool, watches })
+        Ok(Self { config, actor, published, guards, tail, broken: Arc::default(), spool, watches, credentials })
     }
 
     /// The server's name in the configuration.
@@ -328,6 +345,28 @@ impl McpHandle {
         call::call(self, request, cancel).await
     }
 
+    /// An operator agrees to the tools as they are listed now, in the whole cluster.
+    ///
+    /// # Errors
+    /// When nothing is listed yet, or the cluster does not remember it.
+    pub async fn accept(&self, by: Principal) -> Result<usize, CallError> {
+        let failed = |why: &str| CallError {
+            error_type: "not_accepted".into(),
+            message: format!("accept the tools of {}: {why}", self.name()),
+            may_have_happened: false,
+        };
+        let (listed, is_listed) = {
+            let published = self.published.borrow();
+            (published.listed.clone(), published.catalogue > 0)
+        };
+        let cluster = self.spool.cluster().filter(|_| is_listed).ok_or_else(|| failed("they are not listed yet"))?;
+        let remembered = pins::remember(cluster, by, pins::key(&self.config), (&listed, true));
+        remembered.await.map_err(|why| failed(&why))?;
+        // A stopped actor lists nothing.
+        let _ = self.actor.cast(ConnectionMsg::LookAtPins);
+        Ok(listed.len())
+    }
+
     /// What an operator sees.
     pub fn status(&self) -> McpServerStatus {
         let published = self.published.borrow();
@@ -343,6 +382,7 @@ impl McpHandle {
             tools,
             push: None,
             changed: published.changed.iter().map(|(tool, how)| (tool.clone(), told(how))).collect(),
+            pinned: published.pinned,
             left_out: published.left_out.to_vec(),
             catalogue: published.catalogue,
             reason: None,
@@ -382,9 +422,12 @@ impl McpHandle {
 struct Published {
     phase: Phase,
     tools: Arc<[ToolInfo]>,
+    /// The same with those that are blocked.
+    listed: Arc<[ToolInfo]>,
     resources: Arc<[ResourceInfo]>,
     /// Tools that are not what they were in the first listing.
     changed: Arc<BTreeMap<String, &'static str>>,
+    pinned: bool,
     left_out: Arc<[String]>,
     catalogue: u64,
 }
@@ -394,8 +437,10 @@ impl Default for Published {
         Self {
             phase: Phase::Connecting,
             tools: Arc::from([]),
+            listed: Arc::from([]),
             resources: Arc::from([]),
             changed: Arc::default(),
+            pinned: false,
             left_out: Arc::from([]),
             catalogue: 0,
         }
@@ -445,6 +490,8 @@ pub(crate) enum ConnectionMsg {
     Relist { generation: u64 },
     /// It is listed.
     Relisted { generation: u64, listing: Result<Listing, CallError> },
+    /// Time to look at what the cluster knows of the tools.
+    LookAtPins,
 }
 
 struct ConnectionArguments {
@@ -455,6 +502,7 @@ struct ConnectionArguments {
     guards: Guards,
     tail: Tail,
     watches: Watches,
+    credentials: Credentials,
 }
 
 struct ConnectionState {
@@ -465,7 +513,10 @@ struct ConnectionState {
     guards: Guards,
     tail: Tail,
     watches: Watches,
+    credentials: Credentials,
     pins: Pins,
+    /// Has the cluster remember what the tools look like.
+    remembering: Option<JoinHandle<()>>,
     era: link::KnownEra,
     generation: u64,
     failures: u32,
@@ -495,6 +546,9 @@ impl Actor for ConnectionActor {
         arguments: ConnectionArguments,
     ) -> Result<ConnectionState, ActorProcessingErr> {
         myself.cast(ConnectionMsg::Connect)?;
+        if arguments.spool.cluster().is_some() {
+            myself.send_interval(LOOK_AT_PINS, || ConnectionMsg::LookAtPins);
+        }
         Ok(ConnectionState {
             config: arguments.config,
             instance: arguments.instance,
@@ -503,7 +557,9 @@ impl Actor for ConnectionActor {
             guards: arguments.guards,
             tail: arguments.tail,
             watches: arguments.watches,
+            credentials: arguments.credentials,
             pins: Pins::default(),
+            remembering: None,
             era: link::KnownEra::default(),
             generation: 0,
             failures: 0,
@@ -523,6 +579,7 @@ impl Actor for ConnectionActor {
             ConnectionMsg::Connect => state.connect(myself),
             ConnectionMsg::Connected { live, listing } if live.generation == state.generation => {
                 state.connected(*live, listing);
+                state.look_at_pins(&myself);
             }
             ConnectionMsg::Lost { generation, reason } if generation == state.generation => state.lost(reason, &myself),
             ConnectionMsg::Suspect { generation, reason } if generation == state.generation => state.suspect(reason),
@@ -535,6 +592,7 @@ impl Actor for ConnectionActor {
             ConnectionMsg::Relisted { generation, listing } if generation == state.generation => {
                 state.relisted(listing)
             }
+            ConnectionMsg::LookAtPins => state.look_at_pins(&myself),
             ConnectionMsg::Connected { .. }
             | ConnectionMsg::Lost { .. }
             | ConnectionMsg::Suspect { .. }
@@ -550,9 +608,8 @@ impl Actor for ConnectionActor {
         _: ActorRef<ConnectionMsg>,
         state: &mut ConnectionState,
     ) -> Result<(), ActorProcessingErr> {
-        if let Some(relisting) = state.relisting.take() {
-            relisting.abort();
-        }
+        let helpers = [state.relisting.take(), state.remembering.take()];
+        helpers.into_iter().flatten().for_each(|helper| helper.abort());
         if let Some(mut link) = state.link.take() {
             link.stop.cancel();
             if tokio::time::timeout(STOP_TIMEOUT, &mut link.task).await.is_err() {
@@ -581,7 +638,13 @@ impl ConnectionState {
             tail: self.tail.clone(),
             watches: self.watches.clone(),
         };
-        let plan = link::Plan { client, stop: stop.clone(), spool: self.spool.clone(), era: self.era.clone() };
+        let plan = link::Plan {
+            client,
+            stop: stop.clone(),
+            spool: self.spool.clone(),
+            era: self.era.clone(),
+            credentials: self.credentials.clone(),
+        };
         let task = tokio::spawn(link::run(plan));
         self.link = Some(Link { stop, task, ready_since: None, suspicion: None });
     }
@@ -603,10 +666,50 @@ impl ConnectionState {
         self.take(listing, Some(Phase::Ready(Arc::new(live))));
     }
 
-    /// Publishes what was listed, compared with what was listed first.
-    fn take(&mut self, listing: Listing, phase: Option<Phase>) {
-        let Listing { tools, resources, refused } = listing;
-        let judged = self.pins.judge(tools, self.config.on_change);
+    /// What the cluster knows of the tools.
+    fn known_pins(&self) -> Option<BTreeMap<String, String>> {
+        let key = pins::key(&self.config);
+        self.spool.cluster()?.local(|state| state.pins(&key).cloned())
+    }
+
+    /// Compares what is listed with what the cluster knows, or has it remember that where it knows nothing yet.
+    fn look_at_pins(&mut self, myself: &ActorRef<ConnectionMsg>) {
+        let (listed, is_listed) = {
+            let published = self.publish.borrow();
+            (published.listed.clone(), published.catalogue > 0)
+        };
+        let Some(cluster) = self.spool.cluster().filter(|_| is_listed).cloned() else { return };
+        if let Some(known) = self.known_pins() {
+            self.publish.send_modify(|published| published.pinned = true);
+            if self.pins.learn(known) {
+                let judged = self.judge(&listed);
+                self.publish.send_modify(|published| {
+                    published.tools = judged.tools.into();
+                    published.changed = Arc::new(judged.changed);
+                    published.catalogue += 1;
+                });
+            }
+            return;
+        }
+        if self.remembering.as_ref().is_some_and(|task| !task.is_finished()) {
+            return;
+        }
+        let (key, myself) = (pins::key(&self.config), myself.clone());
+        self.remembering = Some(tokio::spawn(async move {
+            let by = Principal::Node(cluster.node_id());
+            match pins::remember(&cluster, by, key.clone(), (&listed, false)).await {
+                // Another node may have been first. A stopped actor does not mind.
+                Ok(()) => drop(myself.cast(ConnectionMsg::LookAtPins)),
+                Err(why) => {
+                    tracing::debug!(key, why, "what the tools look like is not remembered beyond this process yet")
+                }
+            }
+        }));
+    }
+
+    /// Judges a listing, and tells what is news of it.
+    fn judge(&mut self, listed: &[ToolInfo]) -> Judged {
+        let judged = self.pins.judge(listed.to_vec(), self.config.on_change);
         if judged.is_news {
             let changed: Vec<String> = judged.changed.iter().map(|(tool, how)| format!("{tool} {how}")).collect();
             let blocked = self.config.on_change == OnChange::Block;
@@ -614,6 +717,16 @@ impl ConnectionState {
             tracing::warn!(event = "mcp.tools_changed", server = self.config.name, blocked, tools, "MCP tools changed");
             self.tail.say(TailKind::Connection, &format!("mcp.tools_changed: {tools}"));
         }
+        judged
+    }
+
+    /// Publishes what was listed, compared with what was listed first.
+    fn take(&mut self, listing: Listing, phase: Option<Phase>) {
+        let Listing { tools, resources, refused } = listing;
+        if let Some(known) = self.known_pins() {
+            self.pins.learn(known);
+        }
+        let judged = self.judge(&tools);
         let is_told = *self.publish.borrow().left_out == *refused;
         if !is_told && !refused.is_empty() {
             tracing::warn!(
@@ -627,6 +740,7 @@ impl ConnectionState {
                 published.phase = phase;
             }
             published.tools = judged.tools.into();
+            published.listed = tools.into();
             published.resources = resources.into();
             published.changed = Arc::new(judged.changed);
             published.left_out = refused.into();

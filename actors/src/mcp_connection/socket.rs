@@ -25,12 +25,16 @@ use std::{
 
 use super::{
     answers::{self, Head},
+    credentials::{self, McpTls, Sender},
     spool::Spool,
 };
 use crate::{config::Secret, egress::EgressPolicy};
 
 /// Time to set up a TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often an idle connection is tried: a server that is gone without a word is noticed.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 /// Requests under way on one connection; the bound that counts is the one on calls, this one must not be lower.
 const MAX_REQUESTS: usize = 128;
@@ -130,29 +134,44 @@ pub(super) type Suspect = Arc<dyn Fn(String) + Send + Sync>;
 
 type Refusal = StreamableHttpError<reqwest::Error>;
 
-/// The HTTP client for one server: pooled connections without Nagle's delay, no redirects, over a Unix socket if there is one.
-/// Where somebody else than the operator said where it is, it dials only what the policy allows.
+/// What a client for one server is made of.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Dial<'a> {
+    /// The Unix socket that it is behind.
+    pub socket: Option<&'a Path>,
+    /// What may be dialled, and the endpoint: where somebody else than the operator said where it is.
+    pub guard: Option<(&'a Arc<EgressPolicy>, &'a str)>,
+    /// The certificates that are configured.
+    pub tls: Option<&'a McpTls>,
+    /// The old version of HTTP, for a connection that is to become another one.
+    pub only_http1: bool,
+}
+
+/// The HTTP client for one server: pooled connections without Nagle's delay, no redirects.
 ///
 /// # Errors
 /// When it cannot be made, or the endpoint is refused.
-pub(super) fn client(
-    socket: Option<&Path>,
-    guard: Option<(&Arc<EgressPolicy>, &str)>,
-) -> Result<reqwest::Client, String> {
+pub(super) fn client(dial: &Dial<'_>) -> Result<reqwest::Client, String> {
     let builder = reqwest::Client::builder()
         .connect_timeout(CONNECT_TIMEOUT)
         .pool_max_idle_per_host(IDLE_CONNECTIONS)
         .tcp_nodelay(true)
+        .tcp_keepalive(KEEP_ALIVE)
         .redirect(reqwest::redirect::Policy::none());
-    let builder = match socket {
+    let builder = match dial.socket {
         Some(path) => builder.unix_socket(path),
         None => builder,
     };
-    let builder = match guard {
+    let builder = match dial.guard {
         Some((policy, endpoint)) => {
             let target = policy.target(endpoint).map_err(|refused| format!("not dialled: the URL {refused}"))?;
             policy.guarded(builder, &target)
         }
+        None => builder,
+    };
+    let builder = if dial.only_http1 { builder.http1_only() } else { builder };
+    let builder = match dial.tls {
+        Some(tls) => credentials::apply_tls(builder, tls, dial.only_http1)?,
         None => builder,
     };
     builder.build().map_err(|error| format!("make the HTTP client: {error}"))
@@ -163,7 +182,7 @@ pub(super) fn client(
 /// # Errors
 /// When a header cannot be sent.
 pub(super) fn transport(
-    http: reqwest::Client,
+    http: Sender,
     endpoint: &str,
     headers: &[(String, Secret)],
     (suspect, seen): (Suspect, Seen),
@@ -195,7 +214,7 @@ pub(super) fn custom_headers(headers: &[(String, Secret)]) -> Result<HashMap<Hea
 /// The HTTP client below rmcp.
 #[derive(Clone)]
 pub(super) struct Socket {
-    http: reqwest::Client,
+    http: Sender,
     suspect: Suspect,
     spool: Spool,
     seen: Seen,
@@ -365,7 +384,8 @@ impl StreamableHttpClient for Socket {
         auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<(), Refusal> {
-        self.http.delete_session(uri, session_id, auth_header, custom_headers).await
+        let head = Head { uri, session: Some(session_id), bearer: auth_header, headers: custom_headers };
+        answers::delete(&self.http, head).await
     }
 
     async fn get_stream(
@@ -408,7 +428,7 @@ mod tests {
         // A test that ran before may have done it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let socket = Socket {
-            http: reqwest::Client::new(),
+            http: Sender::new(&Dial::default(), credentials::Credentials::None).unwrap(),
             suspect: Arc::new(|_| {}),
             spool: Spool::new(None),
             seen: Seen::default(),

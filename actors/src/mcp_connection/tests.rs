@@ -25,7 +25,10 @@ use towline_core::TaskId;
 use super::*;
 use crate::config::McpTransport;
 
+mod oauth;
 mod reports;
+mod secured;
+mod stateless;
 mod wire;
 
 /// Set in the environment of the child that is to be a server.

@@ -917,5 +917,7 @@ fn command_name(command: &Command) -> &'static str {
         Command::IfGeneration { .. } => "IfGeneration",
         Command::Trigger(_) => "Trigger",
         Command::Bridge(_) => "Bridge",
+        Command::PinTools(_) => "PinTools",
+        Command::Lack(_) => "Lack",
     }
 }

@@ -306,6 +306,8 @@ fn may_forward(caller: NodeId, proposal: &Proposal) -> bool {
         | Command::IfGeneration { .. }
         | Command::Trigger(_)
         | Command::Bridge(_)
+        | Command::PinTools(_)
+        | Command::Lack(_)
         | Command::NodeUp { .. } => true,
     }
 }

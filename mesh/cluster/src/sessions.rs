@@ -399,7 +399,9 @@ struct Done {
 
 async fn housekeeping(cluster: &ClusterHandle, leader: RaftLeaderId, done: &mut Done) {
     let leadership = cluster.leadership();
-    let (founded, assignable) = leadership.view().read(|state| (state.cluster().is_some(), state.has_assignable()));
+    let now = wall_clock();
+    let (founded, assignable) =
+        leadership.view().read(|state| (state.cluster().is_some(), state.has_assignable() || state.has_waited(now)));
     if !founded && cluster.node_id() == FOUNDER {
         own(leadership, cluster.found_command()).await;
     }

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, AgentSpec, BlobHash, BootId, BridgeChange, Effect, Enrolment, Labels, LateReport, Level, Message, NodeAddresses,
-    NodeCertificate, NodeId, NodeRole, OwnerReport, Peer, Principal, Resolve, SetWebhook, SignIn, SignInRejection,
+    AgentName, AgentSpec, BlobHash, BootId, BridgeChange, Effect, Enrolment, Labels, Lack, LateReport, Level, Message, NodeAddresses,
+    NodeCertificate, NodeId, NodeRole, OwnerReport, Peer, PinTools, Principal, Resolve, SetWebhook, SignIn, SignInRejection,
     StepNo, Submission, TaskId, TaskState, TraceContext, TriggerChange, TriggerName, WebhookName, WebhookReport,
     doubt::listed, node::is_zero,
 };
@@ -193,6 +193,10 @@ pub enum Command {
     Trigger(Box<TriggerChange>),
     /// Somebody makes an MCP server known to its own sessions of the bridge, or takes it away again.
     Bridge(Box<BridgeChange>),
+    /// What the tools of an MCP server look like is what later looks are compared with.
+    PinTools(Box<PinTools>),
+    /// A node says what its agents lack at the moment.
+    Lack(Box<Lack>),
 }
 
 /// What a command did.

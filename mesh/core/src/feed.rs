@@ -370,7 +370,9 @@ impl Before {
             | Command::RemoveWebhook(_)
             | Command::ClaimWebhooks { .. }
             | Command::ReportWebhook(_)
-            | Command::Bridge(_) => Before::Nothing,
+            | Command::Bridge(_)
+            | Command::PinTools(_)
+            | Command::Lack(_) => Before::Nothing,
         }
     }
 

@@ -15,7 +15,8 @@ use crate::{Applied, Rejection, State};
 ///    metadata of a message have a bound; the messages of an archived task are remembered by their hash.
 /// 2. A task that asked a person in the middle of a tool's call goes on at the node that has the call.
 /// 3. What a task with a budget has spent when it ends is added to what the task that delegated it has spent.
-/// 4. Triggers start tasks.
+/// 4. Triggers start tasks; what the tools of MCP servers looked like first is remembered, and a task is kept from a node where its
+///    agent lacks a server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct Level(u32);
@@ -38,8 +39,10 @@ impl Level {
     pub const BUDGETS: Self = Self(3);
     /// There are triggers.
     pub const TRIGGERS: Self = Self(4);
+    /// Tools of MCP servers are pinned.
+    pub const PINS: Self = Self(4);
     /// The highest level of this version.
-    pub const KNOWN: Self = Self::TRIGGERS;
+    pub const KNOWN: Self = Self::PINS;
 
     /// The level as a number.
     pub fn number(self) -> u32 {

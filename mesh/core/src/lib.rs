@@ -27,6 +27,7 @@ mod event;
 mod feed;
 mod ids;
 mod journal;
+mod lacking;
 mod lease;
 mod level;
 pub mod limits;
@@ -35,6 +36,7 @@ pub mod mutants;
 mod node;
 mod note;
 mod peer;
+mod pins;
 mod policy;
 mod principal;
 mod sign_in;
@@ -64,11 +66,13 @@ pub use journal::{
     Asked, Doubt, Handover, Intent, Interruption, ModelAnswer, OnAdoption, Outcome, Step, StepNo, StepRecord, ToolCall,
     Usage,
 };
+pub use lacking::{Lack, Lacking};
 pub use lease::{Epoch, Lease, Stamp, Timestamp};
 pub use level::{Level, UnknownLevel};
 pub use node::{Draining, Labels, Node, NodeAddresses, NodeHealth};
 pub use note::Note;
 pub use peer::{JoinedAgent, Peer, PeerToken};
+pub use pins::PinTools;
 pub use principal::{Principal, PrincipalRole};
 pub use sign_in::{
     Approval, Approve, Decision, DeviceAsk, DeviceRequest, InvalidUserCode, Revoke, SecretHash, Session, SessionKind,

@@ -113,6 +113,21 @@ pub const MAX_NOTE_BYTES: usize = 1024;
 /// Most peers that operators make known at run time: every node holds them all, and each agent is told of its own.
 pub const MAX_PEERS: usize = 1_000;
 
+/// Most MCP servers whose tools are pinned: more than a mesh has, and each with a list.
+pub const MAX_PINNED_SERVERS: usize = 1_000;
+
+/// Tools of one server that are pinned: what one listing has.
+pub const MAX_PINNED_TOOLS: usize = 1_000;
+
+/// Longest name or hash of a pin, in bytes.
+pub const MAX_PIN_BYTES: usize = 256;
+
+/// How long a task waits for a node where its agent lacks nothing: a server that is started again is there within seconds.
+pub const LACKING_WAIT_MS: u64 = 10_000;
+
+/// Longest text of what an agent lacks on a node, in bytes.
+pub const MAX_LACKING_BYTES: usize = 512;
+
 /// Most URLs of one peer: each is tried before it counts as gone.
 pub const MAX_PEER_URLS: usize = 8;
 

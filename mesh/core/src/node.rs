@@ -75,6 +75,9 @@ pub struct Node {
     /// Up to which [`crate::Level`] it knows the rules, as it said when it registered last.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub level: u32,
+    /// Agents that lack something there at the moment.
+    #[serde(default, skip_serializing_if = "std::collections::BTreeMap::is_empty")]
+    pub lacking: std::collections::BTreeMap<AgentName, crate::Lacking>,
 }
 
 pub(crate) fn is_zero(number: &u32) -> bool {

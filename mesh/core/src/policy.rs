@@ -47,6 +47,9 @@ pub(crate) fn check(by: &Principal, command: &Command) -> Result<(), Rejection> 
         Command::NodeUp { node, .. } | Command::Certify { node, .. } | Command::ClaimWebhooks { node, .. } => {
             *by == Principal::Node(*node)
         }
+        // What is known is replaced by who has looked at it.
+        Command::PinTools(pins) => by.is_operator() || (!pins.replaces && matches!(by, Principal::Node(_))),
+        Command::Lack(lack) => *by == Principal::Node(lack.node),
         Command::Report(_)
         | Command::ReportWebhook(_)
         | Command::Testify(_)

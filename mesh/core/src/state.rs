@@ -24,8 +24,10 @@ mod doubt;
 mod enrolment;
 mod finished;
 mod generation;
+mod lacking;
 mod members;
 mod peers;
+mod pins;
 mod push;
 mod remembered;
 mod room;
@@ -38,7 +40,9 @@ use blobs::Named;
 use bridge::Bridged;
 use dedup::{Expiring, Sent};
 pub use finished::{Listing, Record, Row, TaskPage};
+use lacking::Rank;
 use peers::Peers;
+use pins::Pins;
 use push::Webhooks;
 use remembered::Remembered;
 use room::OpenTasks;
@@ -106,6 +110,9 @@ pub struct State {
     /// MCP servers that somebody made known to its own sessions of the bridge; shared with the copies that snapshots are made of.
     #[serde(default, skip_serializing_if = "Bridged::is_empty")]
     bridged: Bridged,
+    /// What the tools of MCP servers looked like first.
+    #[serde(default, skip_serializing_if = "Pins::is_empty")]
+    pins: Pins,
     #[serde(skip)]
     open: OpenTasks,
     last: Stamp,
@@ -192,6 +199,8 @@ impl State {
             Command::Trigger(change) => self.change_trigger(&by, *change, stamp),
             Command::IfGeneration { task, generation, then } => self.if_generation(by, task, generation, *then, stamp),
             Command::Bridge(change) => self.bridge(&by, *change),
+            Command::PinTools(pins) => self.pin_tools(*pins),
+            Command::Lack(lack) => self.lack(*lack, stamp),
         }
     }
 
@@ -569,6 +578,9 @@ impl State {
             return Err(Rejection::NodeRemoved { node: id });
         }
         let restarted = node.boot.is_some_and(|boot| boot != news.boot);
+        if node.boot != Some(news.boot) {
+            node.lacking.clear();
+        }
         if node.health != NodeHealth::Up || restarted {
             node.since = stamp.at;
         }
@@ -754,6 +766,10 @@ impl State {
     /// The node that is to run a task of this agent: the preferred one if it has a free place, else the least loaded
     /// of those that have one, else the least loaded of all: what has no place waits at its node.
     fn choose(&self, agent: &AgentName, wish: Wish) -> Option<(NodeId, BootId)> {
+        self.choose_at(agent, wish, self.last.at)
+    }
+
+    fn choose_at(&self, agent: &AgentName, wish: Wish, now: Timestamp) -> Option<(NodeId, BootId)> {
         let Agent { placed, spec } = self.agents.get(agent)?;
         let all_know_labels = self.all_know_labels();
         let can_host = |node: &&Node| {
@@ -768,10 +784,15 @@ impl State {
             Wish::Prefer(id) if placed.contains(&id) => self.nodes.get(&id).filter(can_host),
             Wish::Prefer(_) | Wish::None | Wish::Except(_) => None,
         };
-        let preferred = preferred.filter(|node| self.load_of(node.id) < node.capacity as usize);
-        let is_full = |node: &Node| all_know_labels && self.load_of(node.id) >= node.capacity as usize;
-        let node =
-            preferred.or_else(|| candidates().min_by_key(|node| (is_full(node), self.load_of(node.id), node.id)))?;
+        let lack = |node: &Node| self.rank_of_lack(node, agent, now);
+        let is_free = |node: &&Node| self.load_of(node.id) < node.capacity as usize;
+        let preferred = preferred.filter(is_free).filter(|node| lack(node) == Rank::LacksNothing);
+        let is_full = |node: &Node| all_know_labels && !is_free(&node);
+        let node = preferred
+            .or_else(|| candidates().min_by_key(|node| (lack(node), is_full(node), self.load_of(node.id), node.id)))?;
+        if lack(node) == Rank::Waits {
+            return None;
+        }
         Some((node.id, node.boot?))
     }
 
@@ -920,6 +941,7 @@ fn new_node(id: NodeId, name: String, role: NodeRole, addresses: NodeAddresses, 
         draining: None,
         certificate: None,
         labels: None,
+        lacking: BTreeMap::new(),
         level: 0,
     }
 }

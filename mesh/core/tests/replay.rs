@@ -84,10 +84,12 @@ fn the_kept_log_shows_every_kind_of_command() {
             "enrol",
             "found",
             "if_generation",
+            "lack",
             "mint_token",
             "node_lost",
             "node_up",
             "note",
+            "pin_tools",
             "raise",
             "remove_node",
             "remove_peer",
@@ -230,6 +232,11 @@ fn eventful_day() -> Log {
     from_elsewhere(&mut log);
     started_by_themselves(&mut log);
     bridged(&mut log);
+    let tools = [("read".to_owned(), "abc".to_owned())].into();
+    let pins = PinTools { server: "files".into(), tools, replaces: false };
+    log.node(1, Command::PinTools(Box::new(pins))).unwrap();
+    let agents = [(name("reader"), "files: it is down".to_owned())].into();
+    log.node(1, Command::Lack(Box::new(Lack { node: NodeId(1), boot: boot(1, 3), agents }))).unwrap();
     log
 }
 
@@ -431,5 +438,7 @@ fn kind(command: &Command) -> &'static str {
         Command::IfGeneration { .. } => "if_generation",
         Command::Trigger(_) => "trigger",
         Command::Bridge(_) => "bridge",
+        Command::PinTools(_) => "pin_tools",
+        Command::Lack(_) => "lack",
     }
 }

@@ -114,7 +114,7 @@ const fn delete(path: &'static str) -> Way {
 }
 
 /// All commands, by name.
-pub(crate) static OPERATIONS: [Operation; 38] = [
+pub(crate) static OPERATIONS: [Operation; 39] = [
     operation("agent.list", "the agents and where they are placed", get("/api/v1/agents"), &[]),
     operation(
         "auth.device.approve",
@@ -191,6 +191,12 @@ pub(crate) static OPERATIONS: [Operation; 38] = [
         "what happened, from an index on",
         get("/api/v1/events"),
         &[may("after", InQuery, Number), may("kinds", InQuery, List), may("limit", InQuery, Number)],
+    ),
+    operation(
+        "mcp.accept",
+        "agrees to the tools of an MCP server as they are now",
+        post("/api/v1/mcp/{server}/accept"),
+        &[must("server", InPath, Text)],
     ),
     operation(
         "mcp.call",
@@ -565,8 +571,11 @@ mod tests {
         }
         for way in ways {
             let Way::Route(verb, path) = way else { continue };
-            // Bytes, which no message holds, and another protocol.
-            let is_none = path.starts_with("/blobs") || *path == "/api/v1/cluster/snapshot" || *path == "/mcp";
+            // Bytes, which no message holds, another protocol, and codes between a browser and the command line.
+            let is_none = path.starts_with("/blobs")
+                || *path == "/api/v1/cluster/snapshot"
+                || path.starts_with("/mcp")
+                || path.contains("/login");
             let is_command = OPERATIONS.iter().any(|operation| operation.way == *way);
             assert_ne!(is_none, is_command, "{verb} {path}: it needs a line in this table");
         }

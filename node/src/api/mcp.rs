@@ -29,7 +29,7 @@ pub(super) fn routes() -> Router<Arc<Api>> {
         .route("/api/v1/mcp/{server}/prompt", post(prompt))
 }
 
-async fn server(api: &Api, name: &str) -> Result<McpHandle, ApiError> {
+pub(super) async fn server(api: &Api, name: &str) -> Result<McpHandle, ApiError> {
     let mesh = api.mesh.lock().await;
     let known = mesh.as_ref().map(Mesh::mcp_servers).unwrap_or_default();
     mesh.as_ref().and_then(|mesh| mesh.mcp_server(name)).ok_or_else(|| {

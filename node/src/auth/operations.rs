@@ -49,7 +49,7 @@ const fn operation(name: &'static str, floor: Floor, ways: &'static [Way]) -> Op
 }
 
 /// All operations.
-pub(crate) static OPERATIONS: [Operation; 43] = [
+pub(crate) static OPERATIONS: [Operation; 45] = [
     operation("message.send", Everybody, &[Method(a2a::methods::SEND_MESSAGE)]),
     operation("message.stream", Everybody, &[Method(a2a::methods::SEND_STREAMING_MESSAGE)]),
     operation("task.get", Everybody, &[Method(a2a::methods::GET_TASK)]),
@@ -120,11 +120,27 @@ pub(crate) static OPERATIONS: [Operation; 43] = [
         &[Route("DELETE", "/api/v1/auth/sessions/{id}"), Route("POST", "/api/v1/auth/sessions/revoke")],
     ),
     operation("events.read", Everybody, &[Route("GET", "/api/v1/events")]),
-    operation("mcp.use", Everybody, &[Route("POST", "/mcp"), Route("GET", "/mcp"), Route("DELETE", "/mcp")]),
     operation(
         "a2e.use",
         Everybody,
         &[Route("POST", "/a2e/session"), Route("POST", "/a2e/send"), Route("GET", "/a2e/stream")],
+    ),
+    operation(
+        "mcp.use",
+        Everybody,
+        &[
+            Route("POST", "/mcp"),
+            Route("GET", "/mcp"),
+            Route("DELETE", "/mcp"),
+            Route("GET", "/mcp/sse"),
+            Route("POST", "/mcp/messages"),
+        ],
+    ),
+    operation("mcp.accept", OperatorOnly, &[Route("POST", "/api/v1/mcp/{server}/accept")]),
+    operation(
+        "mcp.login",
+        OperatorOnly,
+        &[Route("POST", "/api/v1/mcp/{server}/login"), Route("POST", "/api/v1/mcp/{server}/login/finish")],
     ),
 ];
 

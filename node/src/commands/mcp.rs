@@ -51,11 +51,21 @@ pub(crate) async fn run(command: &McpCommand, client: &Client, output: &mut Outp
             Ok(())
         }
         McpCommand::Tail { mcp_server: server, follow } => tail(server, *follow, client, output).await,
+        McpCommand::Accept { mcp_server: server } => {
+            let accepted = client.post(&path(server, "/accept"), &json!({})).await?;
+            if output.is_json() {
+                return Ok(output.json(&accepted)?);
+            }
+            Ok(output.line(format!("{} tools of {server} are agreed to", accepted["accepted"]))?)
+        }
+        McpCommand::Login { mcp_server: server, device, port } => {
+            super::mcp_login::login(server, (*device, *port), client, output).await
+        }
         McpCommand::Serve => crate::mcp_server::stdio::serve(client).await,
     }
 }
 
-fn path(server: &str, below: &str) -> String {
+pub(super) fn path(server: &str, below: &str) -> String {
     let name: String = form_urlencoded::byte_serialize(server.as_bytes()).collect();
     format!("/api/v1/mcp/{}{below}", name.replace('+', "%20"))
 }

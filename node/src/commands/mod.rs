@@ -12,6 +12,7 @@ mod events;
 mod follow;
 mod init;
 mod mcp;
+mod mcp_login;
 mod members;
 mod node;
 mod peer;

@@ -10,6 +10,7 @@ mod cards;
 mod device_grant;
 mod labels;
 mod limits;
+mod mcp_security;
 mod mistakes;
 mod models;
 mod node;

@@ -24,6 +24,7 @@ pub(crate) fn read(field: &Field<'_>, servers: &[McpServerConfig]) -> Option<Ser
         writes: section.list("writes").iter().filter_map(read_write).collect(),
         hosts: section.list("hosts").iter().filter_map(|field| field.parse(host)).collect(),
         federate: section.list("federate").iter().filter_map(|field| read_federated(field, servers)).collect(),
+        legacy_sse: section.flag("legacy_sse", defaults.legacy_sse),
     };
     section.finish();
     if let Err(refused) = mcp_server::check(&settings) {

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use reqwest::Url;
 use towline_actors::{McpServerConfig, McpTransport, OnChange, Secret, Traits};
 use towline_core::OnAdoption;
 
 use super::{
+    mcp_security,
     mistakes::hint,
     section::{Field, Section},
     serve,
@@ -42,6 +44,7 @@ fn read_server(field: &Field<'_>) -> Option<McpServerConfig> {
     let mut section = field.section()?;
     let name = section.required("name", "fs").and_then(|field| field.parse(plain_name));
     let transport = read_transport(&mut section);
+    let security = mcp_security::read(&mut section, transport.as_ref());
     let allow = section.list("allow").iter().filter_map(|field| field.parse(glob)).collect();
     let on_adoption = section.get("on_adoption").map(|field| read_on_adoption(&field)).unwrap_or_default();
     let trust_annotations = section.flag("trust_annotations", false);
@@ -69,6 +72,7 @@ fn read_server(field: &Field<'_>) -> Option<McpServerConfig> {
         on_change,
         required,
         traits,
+        security,
         ..defaults
     })
 }
@@ -173,16 +177,28 @@ fn read_stdio(command: &Field<'_>, env: Option<&Field<'_>>, cwd: Option<&Field<'
 }
 
 fn read_http(endpoint: &Field<'_>, headers: Option<&Field<'_>>) -> Option<(String, Vec<(String, Secret)>)> {
-    let url = endpoint.parse(http_url);
+    let url = endpoint.parse(mcp_url);
     let headers = headers.map(|field| field.entries()).unwrap_or_default();
     let headers: Vec<(String, Secret)> =
         headers.into_iter().filter_map(|(name, field)| Some((header_name(name, &field)?, field.secret()?))).collect();
     let url = url?;
     let authorized = headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("authorization"));
-    if authorized && is_plain_remote(&url) {
-        endpoint.mistake("is not https: the Authorization header would travel in plain text");
+    let (url, as_http) = url;
+    if authorized && is_plain_remote(&as_http) {
+        endpoint.mistake("is not https or wss: the Authorization header would travel in plain text");
     }
     Some((url_text(&url), headers))
+}
+
+/// Where a server is, and the same as a URL of HTTP: `ws` is to `wss` what `http` is to `https`.
+fn mcp_url(text: &str) -> Result<(Url, Url), String> {
+    match text.strip_prefix("ws") {
+        Some(rest) if rest.starts_with("://") || rest.starts_with("s://") => {
+            let as_http = http_url(&format!("http{rest}"))?;
+            Ok((Url::parse(text).map_err(|error| format!("{text:?} is no URL: {error}"))?, as_http))
+        }
+        Some(_) | None => http_url(text).map(|url| (url.clone(), url)),
+    }
 }
 
 fn header_name(name: &str, field: &Field<'_>) -> Option<String> {

@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Names a session.
-const SESSION: &str = "mcp-session-id";
+pub(super) const SESSION: &str = "mcp-session-id";
 
 /// From this revision on clients take an event that only says where they stand.
 const TAKES_PLACES: &str = "2025-11-25";
@@ -39,14 +39,14 @@ const TAKES_PLACES: &str = "2025-11-25";
 const RETRY_MS: u32 = 2_000;
 
 /// A request that is not carried out.
-struct Refused {
+pub(super) struct Refused {
     status: StatusCode,
     id: Value,
     error: RpcError,
 }
 
 impl Refused {
-    fn new(status: StatusCode, error: RpcError) -> Self {
+    pub(super) fn new(status: StatusCode, error: RpcError) -> Self {
         Self { status, id: Value::Null, error }
     }
 
@@ -54,7 +54,7 @@ impl Refused {
         Self { status: StatusCode::BAD_REQUEST, id, error }
     }
 
-    fn plain(status: StatusCode, message: &str) -> Self {
+    pub(super) fn plain(status: StatusCode, message: &str) -> Self {
         Self::new(status, RpcError::invalid_request(message))
     }
 
@@ -150,13 +150,20 @@ fn caller_of(parts: &Parts) -> Result<Caller, Refused> {
     parts.extensions.get::<Caller>().cloned().ok_or_else(nobody)
 }
 
+/// Who asks, where the request names this node.
+pub(super) fn caller_at(server: &McpServer, parts: &Parts) -> Result<Caller, Refused> {
+    check_host(&server.hosts, &parts.headers, &parts.extensions)?;
+    caller_of(parts)
+}
+
 pub(super) async fn post(State(server): State<Arc<McpServer>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     // Boxed: what is behind it is wide, and the future of a connection need not hold it.
     Box::pin(received(server, parts, body)).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-async fn received(server: Arc<McpServer>, parts: Parts, body: Body) -> Result<Response, Refused> {
+/// Takes a message, and answers it.
+pub(super) async fn received(server: Arc<McpServer>, parts: Parts, body: Body) -> Result<Response, Refused> {
     let headers = &parts.headers;
     check_host(&server.hosts, headers, &parts.extensions)?;
     let caller = caller_of(&parts)?;
@@ -317,7 +324,7 @@ pub(super) async fn get(State(server): State<Arc<McpServer>>, request: Request) 
 }
 
 /// Opens the stream of a session.
-fn listened(server: Arc<McpServer>, parts: &Parts) -> Result<Response, Refused> {
+pub(super) fn listened(server: Arc<McpServer>, parts: &Parts) -> Result<Response, Refused> {
     let (session, caller) = named_session(&server, parts)?;
     if !accepts(&parts.headers, "text/event-stream") {
         return Err(Refused::plain(StatusCode::NOT_ACCEPTABLE, "Accept has to have text/event-stream"));

@@ -17,6 +17,7 @@ mod dispatch;
 mod gateway;
 mod headers;
 pub(crate) mod http;
+mod legacy;
 mod message;
 mod metadata;
 mod reads;
@@ -65,6 +66,9 @@ pub struct McpServer {
     surface: Surface,
     hosts: Vec<String>,
     sessions: Sessions,
+    /// Streams of HTTP with SSE; none where that is not served.
+    legacy: legacy::Streams,
+    legacy_sse: bool,
     seal: confirm::Seal,
     /// Cancels of tasks whose callers have gone.
     canceling: TaskTracker,
@@ -81,6 +85,8 @@ impl McpServer {
             surface,
             hosts: http::names(&settings.hosts, &a2a.public_url),
             sessions: Sessions::new(),
+            legacy: legacy::Streams::default(),
+            legacy_sse: settings.legacy_sse,
             seal: confirm::Seal::new(),
             canceling: TaskTracker::new(),
             a2a,
@@ -91,8 +97,11 @@ impl McpServer {
     /// Its routes.
     pub fn routes(self: &Arc<Self>) -> Router {
         let challenge = metadata::Challenge::new(&self.a2a.public_url);
-        let gated = Router::new()
-            .route(PATH, post(http::post).get(http::get).delete(http::delete))
+        let mut gated = Router::new().route(PATH, post(http::post).get(http::get).delete(http::delete));
+        if self.legacy_sse {
+            gated = gated.route(legacy::STREAM, get(legacy::open)).route(legacy::MESSAGES, post(legacy::post));
+        }
+        let gated = gated
             .route_layer(middleware::from_fn(auth::authorize))
             .route_layer(middleware::from_fn_with_state(Arc::clone(&self.a2a.auth), auth::gate))
             .route_layer(middleware::from_fn_with_state(challenge, metadata::challenge));

@@ -19,6 +19,8 @@ pub struct ServeSettings {
     pub hosts: Vec<String>,
     /// The MCP servers whose tools are served as well.
     pub federate: Vec<Federated>,
+    /// Whether clients of 2024-11-05 are served as well, over HTTP with SSE.
+    pub legacy_sse: bool,
 }
 
 impl Default for ServeSettings {
@@ -30,6 +32,7 @@ impl Default for ServeSettings {
             writes: Vec::new(),
             hosts: Vec::new(),
             federate: Vec::new(),
+            legacy_sse: false,
         }
     }
 }

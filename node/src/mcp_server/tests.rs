@@ -16,6 +16,7 @@ use crate::{
 };
 
 mod confirming;
+mod legacy;
 mod protocol;
 mod reading;
 

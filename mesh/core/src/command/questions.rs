@@ -37,7 +37,9 @@ impl Command {
             | Command::RemovePeer { .. }
             | Command::RemoveWebhook(_)
             | Command::ClaimWebhooks { .. }
-            | Command::ReportWebhook(_) => false,
+            | Command::ReportWebhook(_)
+            | Command::PinTools(_)
+            | Command::Lack(_) => false,
             Command::IfGeneration { then, .. } => then.makes_work(),
         }
     }
@@ -83,7 +85,9 @@ impl Command {
             | Command::RemoveWebhook(_)
             | Command::ClaimWebhooks { .. }
             | Command::ReportWebhook(_)
-            | Command::Bridge(_) => None,
+            | Command::Bridge(_)
+            | Command::PinTools(_)
+            | Command::Lack(_) => None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! What tasks wait for that should run and have no owner.
 
-use super::State;
-use crate::{AgentName, AgentSpec, Labels, Node, TaskId, limits};
+use super::{State, lacking};
+use crate::{AgentName, AgentSpec, Labels, Lacking, Node, TaskId, limits};
 
 /// Nodes that are named in one sentence: a person reads it.
 const MAX_NODES_NAMED: usize = 5;
@@ -41,6 +41,16 @@ impl State {
         let placed = |node: &&Node| agent.placed.contains(&node.id);
         if !fitting.iter().copied().filter(placed).any(|node| has_room(&node)) {
             return Some(format!("a place: every node on which agent {name} is placed has {limit} tasks"));
+        }
+        let candidates = || fitting.iter().copied().filter(placed).filter(|node| has_room(&node));
+        let lacking: Vec<_> = candidates().filter_map(|node| Some((node, self.lacking(node, name)?))).collect();
+        let is_over = |lacking: &Lacking| lacking::is_over(lacking, self.last.at);
+        if lacking.len() == candidates().count() && !lacking.iter().any(|(_, lacking)| is_over(lacking)) {
+            let lacking = lacking.iter().take(MAX_NODES_NAMED);
+            let said: Vec<String> =
+                lacking.map(|(node, lacking)| format!("{} on node {}", lacking.what, node.id)).collect();
+            let most = limits::LACKING_WAIT_MS / 1_000;
+            return Some(format!("what agent {name} lacks, for {most} s at most: {}", said.join("; ")));
         }
         None
     }
