@@ -21,6 +21,7 @@ pub mod error;
 mod feed;
 #[doc(hidden)]
 pub mod fuzz;
+mod jaeger_json;
 pub mod mcp_files;
 pub mod mcp_server;
 pub mod output;
@@ -30,3 +31,4 @@ pub mod sign_in;
 pub mod startup;
 pub mod telemetry;
 pub mod waterfall;
+mod why;

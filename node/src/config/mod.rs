@@ -176,7 +176,8 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let front_door = agents::read_front_door(&mut root, &agents);
     let telemetry = telemetry::read(&mut root);
     let limits = limits::read(&mut root);
-    let auth = auth::read(&mut root, &mut node, &limits);
+    let mut auth = auth::read(&mut root, &mut node, &limits);
+    auth.own_traces = !telemetry.trust_callers;
     let push = push::read(&mut root);
     let cards = cards::read(&mut root);
     root.finish();
