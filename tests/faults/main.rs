@@ -11,4 +11,5 @@ mod push;
 mod push_urls;
 mod reports;
 mod sockets;
+mod traces;
 mod trifecta;
