@@ -49,7 +49,7 @@ impl std::str::FromStr for Capture {
 pub(crate) fn attributes(capture: Capture, key: &'static str, content: impl FnOnce() -> Value) -> Vec<KeyValue> {
     let text = |content: &Value| match content {
         Value::String(text) => text.clone(),
-        other => other.to_string(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => content.to_string(),
     };
     let content = match capture {
         Capture::Off => return Vec::new(),
@@ -91,15 +91,20 @@ fn without_secrets(content: Value) -> Value {
         LazyLock::new(|| Regex::new("(?i)key|token|secret|passw|authorization|credential").expect("it is tested"));
     match content {
         Value::Object(fields) => {
-            let hidden = |(name, value): (String, Value)| match value {
+            let hidden = |(name, value): (String, Value)| match &value {
                 Value::String(_) | Value::Number(_) if KEYS.is_match(&name) => (name, REDACTED.into()),
-                other => (name, without_secrets(other)),
+                Value::Null
+                | Value::Bool(_)
+                | Value::Number(_)
+                | Value::String(_)
+                | Value::Array(_)
+                | Value::Object(_) => (name, without_secrets(value)),
             };
             Value::Object(fields.into_iter().map(hidden).collect())
         }
         Value::Array(items) => items.into_iter().map(without_secrets).collect(),
         Value::String(text) => redacted(&text).into(),
-        other => other,
+        plain @ (Value::Null | Value::Bool(_) | Value::Number(_)) => plain,
     }
 }
 
@@ -125,7 +130,7 @@ fn map_texts(content: Value, change: &mut impl FnMut(String) -> String) -> Value
         Value::Object(fields) => {
             Value::Object(fields.into_iter().map(|(name, value)| (name, map_texts(value, change))).collect())
         }
-        other => other,
+        plain @ (Value::Null | Value::Bool(_) | Value::Number(_)) => plain,
     }
 }
 

@@ -25,6 +25,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
+    // As the program does when it starts; another test may have been first.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
