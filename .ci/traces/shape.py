@@ -111,9 +111,9 @@ class Trace:
             parent = self.spans.get(span.parent or "")
             if parent is None or parent.tag("error.type") == "node_lost" or span.tag("error.type") == "node_lost":
                 continue
-            if span.name.startswith("raft.propose ") and span.tag("towline.raft.index") is None:
-                continue
-            follows = parent.kind == "server" and span.kind == "internal" and (
+            given_up = span.name.startswith("raft.propose ") and span.tag("towline.raft.index") is None
+            served = span.name == "towline.v1.Peer/Propose" and span.kind == "server"
+            follows = given_up or served or parent.kind == "server" and span.kind == "internal" and (
                 span.name.startswith("invoke_agent ") or span.name == "a2a.stream"
             )
             late = span.end > parent.end + SLACK_US and not follows
