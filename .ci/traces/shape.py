@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections import Counter
 
@@ -27,6 +28,8 @@ LOG = re.compile(r"raft\.propose |towline\.v1\.Peer/")
 # A turn outlives the request that made it, which another node may have taken: Jaeger takes that for clocks that differ,
 # and tells that it corrects nothing. The same of what the log knows in milliseconds only, and of an owner that lived.
 EXPECTED = re.compile(r"clock skew adjustment disabled|Negative duration detected|duplicate span IDs")
+# Lines of a difference that are shown.
+MOST_LINES = 60
 # Recovered spans have the milliseconds of the log.
 SLACK_US = 2_000
 
@@ -123,4 +126,5 @@ class Trace:
 
 
 def difference(expected: str, found: str) -> str:
-    return "\n".join(difflib.unified_diff(expected.splitlines(), found.splitlines(), "expected", "found", lineterm="", n=1))
+    lines = difflib.unified_diff(expected.splitlines(), found.splitlines(), "expected", "found", lineterm="", n=1)
+    return "\n".join(itertools.islice(lines, MOST_LINES))
