@@ -35,7 +35,7 @@ use towline_core::{
     Command, Doubt, Epoch, Intent, Message, Metadata, ModelAnswer, Outcome, OwnerReport, OwnerWord, Part, Principal,
     Proposal, Rejection, Role, Step, StepNo, TaskId, TaskState, ToolCall, TraceContext,
 };
-use towline_trace::{LostSpan, Span, names};
+use towline_trace::{KeyValue, LostSpan, Span, names};
 
 use crate::{
     config::AgentConfig,
@@ -92,7 +92,7 @@ impl AgentContext {
 /// Messages of a run. Outcomes carry step and attempt; a late one is dropped.
 pub(crate) enum TaskRunMsg {
     /// There is a place to work, and the tools are known.
-    Prepared { permits: Permits, toolbox: Toolbox },
+    Prepared { permits: Permits, toolbox: Toolbox, waited: Duration },
     /// A report is committed, and applied on this node.
     Committed { number: u64 },
     /// A report was refused.
@@ -195,6 +195,8 @@ pub(crate) struct TaskRunState {
     repeated: BTreeSet<StepNo>,
     delegation_crashes: u32,
     permits: Option<Permits>,
+    /// How long it waited for them, all in all.
+    permit_wait: Duration,
     toolbox: Toolbox,
     preparing: Option<AbortOnDropHandle<()>>,
     proposing: Option<AbortOnDropHandle<()>>,
@@ -253,6 +255,7 @@ impl Actor for TaskRunActor {
             repeated: BTreeSet::new(),
             delegation_crashes: 0,
             permits: None,
+            permit_wait: Duration::ZERO,
             toolbox: Toolbox::default(),
             preparing: None,
             proposing: None,
@@ -275,7 +278,10 @@ impl Actor for TaskRunActor {
         state: &mut TaskRunState,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            TaskRunMsg::Prepared { permits, toolbox } => state.prepared(permits, toolbox).await?,
+            TaskRunMsg::Prepared { permits, toolbox, waited } => {
+                state.permit_wait += waited;
+                state.prepared(permits, toolbox).await?;
+            }
             TaskRunMsg::Committed { number } => state.committed(number).await?,
             TaskRunMsg::Refused { number, rejection } => state.refused(number, rejection)?,
             TaskRunMsg::Progress { step, attempt, progress } if state.is_running(step, attempt) => {
@@ -369,10 +375,11 @@ impl TaskRunState {
             context.shared.await_servers(&context.agent).await;
             let toolbox = context.shared.toolbox(&context.agent);
             let node = Arc::clone(&context.shared.permits);
+            let since = Instant::now();
             // The semaphores are never closed.
             let Some(permits) = Permits::acquire(context.permits.clone(), node).await else { return };
             // A run that has stopped gives the permit back by dropping the message.
-            let _ = myself.cast(TaskRunMsg::Prepared { permits, toolbox });
+            let _ = myself.cast(TaskRunMsg::Prepared { permits, toolbox, waited: since.elapsed() });
         })));
     }
 
@@ -418,7 +425,9 @@ impl TaskRunState {
         }
         if self.turn.is_none() {
             let waited = u64::try_from(self.received.elapsed().as_millis()).unwrap_or(u64::MAX);
-            let span = spans::turn(&self.view, self.context.model(), self.epoch.0, waited);
+            let mut span = spans::turn(&self.view, self.context.model(), self.epoch.0, waited);
+            let for_permits = u64::try_from(self.permit_wait.as_millis()).unwrap_or(u64::MAX);
+            span.set(names::PERMIT_WAIT_MS, spans::number(for_permits));
             self.turn_context = span.context();
             self.turn = Some(span);
         }
@@ -577,9 +586,19 @@ impl TaskRunState {
     }
 
     fn end_with(&mut self, state: TaskState, message: Option<Message>) {
+        self.note_state(state);
         self.phase = Phase::Ending;
         self.outbox.push(OwnerWord::Finished { state, message });
         self.pump();
+    }
+
+    /// Notes on the turn what it makes of the task.
+    fn note_state(&mut self, state: TaskState) {
+        let Some(turn) = &mut self.turn else { return };
+        let name = |state| towline_a2a::convert::state_name(state);
+        turn.set(names::A2A_TASK_STATE, name(state));
+        let change = [(names::FROM, self.view.state), (names::TO, state)];
+        turn.event(names::event::TASK_STATE, change.map(|(key, state)| KeyValue::new(key, name(state))).to_vec());
     }
 
     /// A message of the agent to its client.
@@ -793,6 +812,7 @@ impl TaskRunState {
     }
 
     fn ask_person(&mut self, step: StepNo, question: String, metadata: Metadata, auth: bool) {
+        self.note_state(if auth { TaskState::AuthRequired } else { TaskState::InputRequired });
         let message = self.say(question, metadata);
         self.phase = Phase::Ending;
         self.outbox.push(OwnerWord::AskPerson { step, message, auth });

@@ -4,11 +4,11 @@
 //! replaces what was shown.
 
 use futures::StreamExt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use towline_core::{ModelAnswer, Usage};
 
-use crate::model::{Delta, MadeArtifact, ModelError, ModelProvider, ModelRequest, ModelStream};
+use crate::model::{Delta, MadeArtifact, ModelError, ModelProvider, ModelRequest, ModelStream, attempt};
 
 /// How long text waits for more before it goes into the log: a reader sees it flow, and the log sees ten entries a second.
 const TEXT_EVERY: Duration = Duration::from_millis(100);
@@ -73,6 +73,7 @@ pub(crate) async fn think(
     let mut shown = false;
     let mut cuts = 0;
     loop {
+        let since = SystemTime::now();
         let mut writer = Writer::new(&mut shown);
         let error = match provider.complete(request.clone()).await {
             Ok(stream) => match read(stream, &mut writer, &mut progress).await {
@@ -86,6 +87,7 @@ pub(crate) async fn think(
         }
         let delay = error.retry_after.unwrap_or(CUT_DELAY * 2u32.pow(cuts));
         cuts += 1;
+        attempt::failed(&request, cuts, since, &error, delay);
         progress(Progress::AskedAgain { attempt: cuts + 1, error });
         tokio::time::sleep(delay).await;
     }

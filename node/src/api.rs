@@ -24,7 +24,7 @@ use std::{
 use axum::{
     Extension, Json, Router,
     body::Body,
-    extract::{Path, State, rejection::JsonRejection},
+    extract::{Path, Query, State, rejection::JsonRejection},
     middleware,
     response::{IntoResponse, Response},
     routing::{any, get, post},
@@ -46,6 +46,7 @@ use crate::{
     hooks::{self, Hooks},
     recovered_spans,
     sign_in::SignIns,
+    why,
 };
 
 pub(crate) use events::MAX_ENTRIES as MAX_EVENT_ENTRIES;
@@ -118,6 +119,8 @@ struct TaskView<'a> {
     /// What it waits for, if it has no owner and should have one.
     #[serde(skip_serializing_if = "Option::is_none")]
     waits_for: Option<String>,
+    /// Where it stands, and what happens next, in one sentence.
+    why: String,
 }
 
 /// A node, named.
@@ -255,7 +258,8 @@ async fn task(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Res
     let id = task_id(&id)?;
     let task = api.cluster.task(id).await?.ok_or_else(|| unknown_task(id))?;
     let waits_for = api.cluster.local(|state| state.waits_for(id));
-    Ok(Json(TaskView { task: &task, waits_for }).into_response())
+    let why = api.cluster.local(|state| why::why(state, &task));
+    Ok(Json(TaskView { task: &task, waits_for, why }).into_response())
 }
 
 /// The operator sees the whole trace, and the owner of a task what lies below the request that made it: who sends a message
@@ -264,19 +268,49 @@ async fn trace(
     State(api): State<Arc<Api>>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
+    Query(wanted): Query<Wanted>,
 ) -> Result<Response, ApiError> {
     let id = task_id(&id)?;
     let found = api.cluster.task(id).await?;
     let owned = found.filter(|task| caller.principal.may_act_on(&task.owner));
-    let context = owned.ok_or_else(|| unknown_task(id))?.trace;
-    let mut spans = api.cluster.spans(context.trace_id).await;
-    let family = recovered_spans::family(&api.cluster, id).await;
-    spans.extend(api.cluster.local(|state| recovered_spans::fill(state, id, &family, &spans)));
-    if !caller.principal.is_operator() {
-        spans = recovered_spans::below(spans, &context.span_id_hex());
+    let task = owned.ok_or_else(|| unknown_task(id))?;
+    let context = task.trace;
+    let mut shown = json!({
+        "jaeger_url": towline_trace::ui_link(context.trace_id),
+        "sampled": context.sampled,
+        "trace_id": context.trace_id_hex(),
+    });
+    if wanted.spans == Some(SpansWanted::None) {
+        return Ok(Json(shown).into_response());
     }
-    let sampled = context.sampled;
-    Ok(Json(json!({ "trace_id": context.trace_id_hex(), "sampled": sampled, "spans": spans })).into_response())
+    let traces = recovered_spans::traces_of(&task);
+    let mut spans = Vec::new();
+    for trace in &traces {
+        spans.extend(api.cluster.spans(*trace).await);
+    }
+    let family = recovered_spans::family(&api.cluster, id).await;
+    spans.extend(api.cluster.local(|state| recovered_spans::fill(state, &family, &spans)));
+    if !caller.principal.is_operator() {
+        spans = recovered_spans::below(spans, &recovered_spans::tops_of(&task));
+    }
+    shown["spans"] = json!(spans);
+    Ok(Json(shown).into_response())
+}
+
+/// What of a trace is asked for.
+#[derive(Debug, Default, Deserialize)]
+struct Wanted {
+    spans: Option<SpansWanted>,
+}
+
+/// Which spans.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum SpansWanted {
+    /// Every one.
+    All,
+    /// None: only which trace it is, and where it can be looked at.
+    None,
 }
 
 #[derive(Deserialize)]

@@ -245,14 +245,25 @@ pub enum TaskCommand {
         #[arg(long, value_name = "EVENT")]
         from: Option<u64>,
     },
-    /// Shows the trace of a task, gathered from all live nodes
-    #[command(after_help = "Example:\n  towline task trace 0198c0de-0000-7000-8000-000000000000")]
+    /// Shows the trace of a task, gathered from all live nodes; with -o json as Jaeger's UI and tools read it
+    #[command(
+        after_help = "Examples:\n  towline task trace 0198c0de-0000-7000-8000-000000000000\n  towline task trace ID -o json > trace.json"
+    )]
     Trace {
         /// Id of the task
         id: String,
         /// Leaves out the spans of the Raft log, which are most of them
         #[arg(long)]
         no_raft: bool,
+        /// Prints where it can be looked at in Jaeger, if the node says so in telemetry.jaeger_ui
+        #[arg(long, conflicts_with = "no_raft")]
+        open: bool,
+    },
+    /// Says in one sentence where a task stands: whom it waits for, since when, and what happens next
+    #[command(after_help = "Example:\n  towline task why 0198c0de-0000-7000-8000-000000000000")]
+    Why {
+        /// Id of the task
+        id: String,
     },
     /// Webhooks that are told of a task
     #[command(subcommand)]

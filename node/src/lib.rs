@@ -23,6 +23,7 @@ mod feed;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod hooks;
+mod jaeger_json;
 pub mod mcp_files;
 pub mod mcp_server;
 pub mod output;
@@ -32,3 +33,4 @@ pub mod sign_in;
 pub mod startup;
 pub mod telemetry;
 pub mod waterfall;
+mod why;

@@ -18,13 +18,11 @@ use towline_trace::{Kind, SpanRecord, names};
 /// Most tasks of one trace that are looked at: as many as a listing of a large survey has, and a bound for a request.
 const MAX_TASKS: usize = 2_000;
 
+/// Most traces of one task: each is one more question to all nodes.
+const MAX_TRACES: usize = 16;
+
 /// Adds the spans that are missing from the trace of a task and known from the records of its family.
-pub(crate) fn fill(
-    state: &State,
-    task: TaskId,
-    family: &BTreeMap<TaskId, Arc<Task>>,
-    gathered: &[SpanRecord],
-) -> Vec<SpanRecord> {
+pub(crate) fn fill(state: &State, family: &BTreeMap<TaskId, Arc<Task>>, gathered: &[SpanRecord]) -> Vec<SpanRecord> {
     let known: BTreeSet<&str> = gathered.iter().map(|span| span.span_id.as_str()).collect();
     let mut told: BTreeMap<String, SpanRecord> = BTreeMap::new();
     for task in family.values() {
@@ -35,35 +33,7 @@ pub(crate) fn fill(
             }
         }
     }
-    let request = family.get(&task).map(|task| task.trace.span_id_hex());
-    for span in gathered.iter().filter(|span| span.name == names::span::PEER_PROPOSE) {
-        let Some(parent) = span.parent_span_id.as_ref().filter(|parent| !known.contains(parent.as_str())) else {
-            continue;
-        };
-        told.entry(parent.clone()).or_insert_with(|| forwarded(span, parent, request.clone()));
-    }
     told.into_values().collect()
-}
-
-/// The other end of a proposal that a lost node had forwarded. What it was part of is not in the log, so it hangs below the
-/// request.
-fn forwarded(served: &SpanRecord, span_id: &str, request: Option<String>) -> SpanRecord {
-    SpanRecord {
-        span_id: span_id.to_owned(),
-        parent_span_id: request,
-        kind: Kind::Client,
-        node: String::new(),
-        attributes: BTreeMap::from([(names::SPAN_RECOVERED.to_owned(), json!(true))]),
-        trace_id: served.trace_id.clone(),
-        name: served.name.clone(),
-        service: String::new(),
-        start_us: served.start_us,
-        end_us: served.end_us,
-        // What the served end went through is its own.
-        links: Vec::new(),
-        events: Vec::new(),
-        error: None,
-    }
 }
 
 /// The task at the top of the chain of delegations and all below it, from the archive as well. What cannot be read is left
@@ -77,9 +47,21 @@ pub(crate) async fn family(cluster: &ClusterHandle, task: TaskId) -> BTreeMap<Ta
             Err(error) => tracing::debug!(task = %id, %error, "is left out of a trace"),
         }
     }
-    let trace = tasks.get(&task).map(|task| task.trace.trace_id);
-    tasks.retain(|_, task| Some(task.trace.trace_id) == trace);
+    let traces = tasks.get(&task).map(|task| traces_of(task)).unwrap_or_default();
+    tasks.retain(|_, task| traces.contains(&task.trace.trace_id));
     tasks
+}
+
+/// The traces that a task has spans in: that of the request that made it, then those of the requests that woke it.
+pub(crate) fn traces_of(task: &Task) -> Vec<u128> {
+    let mut traces = vec![task.trace.trace_id];
+    let steps = task.journal.iter().map(|step| step.span.trace_id);
+    for trace in steps.chain([task.turn.parent.trace_id]) {
+        if !traces.contains(&trace) && traces.len() < MAX_TRACES {
+            traces.push(trace);
+        }
+    }
+    traces
 }
 
 fn family_ids(state: &State, task: TaskId) -> Vec<TaskId> {
@@ -101,13 +83,22 @@ fn family_ids(state: &State, task: TaskId) -> Vec<TaskId> {
     ids
 }
 
-/// A span and all below it, in the order that they came in.
-pub(crate) fn below(spans: Vec<SpanRecord>, top: &str) -> Vec<SpanRecord> {
+/// The spans of a task that what was done for it lies below: those of its requests, and those of its turns.
+pub(crate) fn tops_of(task: &Task) -> Vec<String> {
+    let requests = [task.trace, task.turn.parent].into_iter().map(|request| request.span_id);
+    let turns = task.journal.iter().map(|step| step.parent_span);
+    let ids: BTreeSet<u64> = requests.chain(turns).collect();
+    ids.into_iter().map(|id| format!("{id:016x}")).collect()
+}
+
+/// These spans and all below them, in the order that they came in.
+pub(crate) fn below(spans: Vec<SpanRecord>, tops: &[String]) -> Vec<SpanRecord> {
     let mut children: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for span in &spans {
         children.entry(span.parent_span_id.as_deref().unwrap_or_default()).or_default().push(&span.span_id);
     }
-    let (mut kept, mut next) = (BTreeSet::new(), vec![top]);
+    let mut kept = BTreeSet::new();
+    let mut next: Vec<&str> = tops.iter().map(String::as_str).collect();
     while let Some(span) = next.pop() {
         if kept.insert(span.to_owned()) {
             next.extend(children.get(span).into_iter().flatten());
@@ -150,6 +141,7 @@ impl Teller<'_> {
         let name = format!("{} {}", names::span::INVOKE_AGENT, self.task.agent);
         let tell = |span_id: u64, from: Timestamp| {
             let mut span = self.span(&name, Kind::Internal, span_id, (from, self.task.status.at));
+            span.trace_id = turn.parent.trace_id_hex();
             span.parent_span_id = Some(turn.parent.span_id_hex());
             span.attributes.insert(names::TURN_NUMBER.into(), turn.number.into());
             span
@@ -176,6 +168,7 @@ impl Teller<'_> {
             Intent::Refused { .. } => return None,
         };
         let mut span = self.span(&name, kind, step.span.span_id, (step.started, ended.at));
+        span.trace_id = step.span.trace_id_hex();
         span.parent_span_id = Some(format!("{:016x}", step.parent_span));
         span.attributes.insert(names::STEP_NUMBER.into(), step.no.0.into());
         span.attributes.insert(names::STEP_ATTEMPT.into(), step.attempt.into());
@@ -222,4 +215,4 @@ impl Teller<'_> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

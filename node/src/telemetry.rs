@@ -66,6 +66,12 @@ pub fn start_traces(settings: &TelemetrySettings, identity: &Identity) -> Result
         node_name: identity.node_name.clone(),
         cluster: identity.cluster_name.clone(),
         otlp: settings.otlp.clone(),
+        protocol: settings.protocol,
+        headers: settings.headers.clone(),
+        ca: settings.ca.clone(),
+        sample: settings.sample,
+        capture: settings.content,
+        ui: settings.jaeger_ui.clone(),
     })
     .map_err(CliError::other)
 }

@@ -74,6 +74,19 @@ async fn messages_and_cards_of_one_node_in_memory_are_measured() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn spans_are_measured_alone_and_in_tasks_in_each_way() {
+    let rows = rows(&["trace", "--clients", "2", "--seconds", "1", "--rounds", "1"]).await;
+    let seen: Vec<(&str, &str)> =
+        rows.iter().map(|row| (row["bench"].as_str().unwrap(), row["subject"].as_str().unwrap())).collect();
+    let spans = ["off", "unsampled", "kept", "exported"].map(|way| ("span", way));
+    let tasks = ["unsampled", "kept", "exported"].map(|way| ("task", way));
+    assert_eq!(seen[..7], [&spans[..], &tasks[..]].concat());
+    assert_eq!(seen[7].0, "trace");
+    assert!(rows[..7].iter().all(|row| row["per_second"].as_f64().unwrap() > 0.0), "{rows:?}");
+    assert!(rows[6]["ratio"].as_f64().is_some(), "the tasks are compared with unsampled ones: {rows:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_soak_tells_what_each_node_holds_over_time() {
     let rows = rows(&["soak", "--clients", "2", "--seconds", "3"]).await;
     assert_eq!((&rows[0]["bench"], &rows[0]["failed"]), (&"soak".into(), &0.into()), "{rows:?}");

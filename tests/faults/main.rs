@@ -14,4 +14,5 @@ mod push;
 mod push_urls;
 mod reports;
 mod sockets;
+mod traces;
 mod trifecta;

@@ -4,7 +4,7 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::State,
-    http::StatusCode,
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
     routing::post,
 };
@@ -35,6 +35,10 @@ pub struct Chat {
     pub tools: Vec<String>,
     /// How many requests with the same messages came before it.
     pub repeated: usize,
+    /// Its `traceparent`.
+    pub traceparent: String,
+    /// Whether it came with baggage.
+    pub carried_baggage: bool,
 }
 
 /// Something that happens when a test says so.
@@ -207,12 +211,15 @@ impl Drop for FakeModel {
     }
 }
 
-async fn complete(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
+async fn complete(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
     let body: Value = serde_json::from_slice(&body).unwrap();
     let chat = {
         let mut requests = shared.requests.lock().unwrap();
         let mut chat = read_chat(&body);
         chat.number = requests.len();
+        let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        chat.traceparent = header("traceparent").unwrap_or_default().to_owned();
+        chat.carried_baggage = header("baggage").is_some();
         chat.repeated = requests.iter().filter(|(earlier, _)| earlier["messages"] == body["messages"]).count();
         requests.push((body.clone(), chat.clone()));
         chat
@@ -298,6 +305,8 @@ fn read_chat(body: &Value) -> Chat {
         results,
         tools: tools.iter().filter_map(|tool| tool["function"]["name"].as_str()).map(str::to_owned).collect(),
         repeated: 0,
+        traceparent: String::new(),
+        carried_baggage: false,
     }
 }
 

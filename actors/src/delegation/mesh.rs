@@ -195,6 +195,9 @@ async fn open(job: &Job, client: &A2aClient, child: &mut Child, tell: &impl Fn(N
     {
         return Ok(events);
     }
+    let mut span = Span::child(names::span::SUBSCRIBE_TO_TASK, Kind::Client, &job.trace);
+    span.set(names::A2A_METHOD_NAME, names::span::SUBSCRIBE_TO_TASK);
+    span.set(names::A2A_TASK_ID, task.clone());
     match client.subscribe(&task, child.last_event, Some(&job.trace)).await {
         // The task has ended: what it came to is in the task.
         Err(error) if error.is_unsupported() => match look(client, &job.target, &task, &job.trace).await? {

@@ -7,6 +7,7 @@
 //! A stream of deltas ends with [`Delta::End`] or with an error, never silently: a stream that just stops is the error
 //! `truncated_stream`, since an answer cut short looks like an answer.
 
+pub(crate) mod attempt;
 mod bounded;
 mod genai;
 mod retry;

@@ -2,9 +2,9 @@
 
 use async_trait::async_trait;
 use futures::{StreamExt, stream};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use super::{ModelError, ModelProvider, ModelRequest, ModelStream, ProviderInfo};
+use super::{ModelError, ModelProvider, ModelRequest, ModelStream, ProviderInfo, attempt};
 
 /// Attempts of one call: a provider that refused three times in a row is down, and the step says so.
 pub const MAX_ATTEMPTS: u32 = 3;
@@ -43,22 +43,24 @@ impl<P: ModelProvider> ModelProvider for WithRetry<P> {
     }
 
     async fn complete(&self, request: ModelRequest) -> Result<ModelStream, ModelError> {
-        let mut attempt = 1;
+        let mut number = 1;
         loop {
+            let since = SystemTime::now();
             let error = match self.attempt(request.clone()).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            let Some(delay) = delay_after(attempt, &error) else { return Err(error) };
+            let Some(delay) = delay_after(number, &error) else { return Err(error) };
+            attempt::failed(&request, number, since, &error, delay);
             tracing::info!(
-                attempt,
+                attempt = number,
                 delay_ms = delay.as_millis() as u64,
                 error_type = %error.error_type,
                 model = request.model,
                 "model call is tried again"
             );
             tokio::time::sleep(delay).await;
-            attempt += 1;
+            number += 1;
         }
     }
 }

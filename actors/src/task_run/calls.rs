@@ -65,6 +65,7 @@ impl TaskRunState {
         let handle = self.context.shared.server(server);
         if let (Some(handle), Some(span)) = (&handle, self.step_spans.get_mut(&no)) {
             handle.span_attributes().into_iter().for_each(|pair| set(span, pair));
+            span.content(names::GEN_AI_TOOL_CALL_ARGUMENTS, || arguments.clone());
         }
         let server = server.to_owned();
         let cancel = CancellationToken::new();

@@ -57,7 +57,6 @@ impl TaskRunState {
             span.end();
         }
         let Some(mut turn) = self.turn.take() else { return };
-        turn.set(names::A2A_TASK_STATE, format!("{:?}", self.view.state));
         if self.view.state == TaskState::Canceled {
             turn.fail(names::error::CANCELED, "the task was canceled");
         }

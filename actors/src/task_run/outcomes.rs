@@ -88,6 +88,7 @@ impl TaskRunState {
                 if let Some(span) = self.step_spans.get_mut(&step) {
                     span.set(names::GEN_AI_USAGE_INPUT_TOKENS, spans::number(answer.usage.input));
                     span.set(names::GEN_AI_USAGE_OUTPUT_TOKENS, spans::number(answer.usage.output));
+                    span.content(names::GEN_AI_OUTPUT_MESSAGES, || shown_answer(&answer));
                 }
                 if self.replies && answer.calls.is_empty() {
                     self.reply = Some(answer.text.clone());
@@ -119,6 +120,9 @@ impl TaskRunState {
             Ok(mut result) => {
                 self.note_untrusted(step);
                 self.note_fence(step, &result.text);
+                if let Some(span) = self.step_spans.get_mut(&step) {
+                    span.content(names::GEN_AI_TOOL_CALL_RESULT, || result.text.clone().into());
+                }
                 self.show_files(step, std::mem::take(&mut result.files));
                 self.end_step(step, tool_outcome(Ok(result)));
             }
@@ -201,6 +205,16 @@ impl TaskRunState {
         running.work = Work::Resting;
         self.myself.send_after(DELEGATION_RESTART_WAIT * self.delegation_crashes, move || TaskRunMsg::Rested { step });
     }
+}
+
+/// An answer as spans show it.
+fn shown_answer(answer: &ModelAnswer) -> serde_json::Value {
+    let text = serde_json::json!({ "content": answer.text, "type": "text" });
+    let calls = answer.calls.iter().map(|call| {
+        serde_json::json!({ "arguments": call.arguments, "id": call.id, "name": call.name, "type": "tool_call" })
+    });
+    let parts: Vec<serde_json::Value> = std::iter::once(text).chain(calls).collect();
+    serde_json::json!([{ "parts": parts, "role": "assistant" }])
 }
 
 fn peer_task(step: &Step) -> Option<&String> {

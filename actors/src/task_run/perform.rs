@@ -40,7 +40,14 @@ impl TaskRunState {
         Ok(())
     }
 
-    fn think(&self, step: &Step) -> Work {
+    fn think(&mut self, step: &Step) -> Work {
+        if towline_trace::captures()
+            && let Some(span) = self.step_spans.get_mut(&step.no)
+            && let Some(request) = self.view.history.first()
+        {
+            let messages = || prompt::conversation(request, &self.view.journal);
+            span.content(names::GEN_AI_INPUT_MESSAGES, || messages().iter().map(shown_message).collect());
+        }
         let (context, myself) = (Arc::clone(&self.context), self.myself.clone());
         let (no, attempt) = (step.no, step.attempt);
         let request = ModelRequest {
@@ -143,6 +150,16 @@ async fn ask_model(
     };
     // A run that has stopped wants no answer.
     let _ = run.cast(TaskRunMsg::Thought { step, attempt, answer, toolbox });
+}
+
+/// A message as spans show it.
+fn shown_message(message: &ChatMessage) -> serde_json::Value {
+    let (role, content) = match message {
+        ChatMessage::User(text) => ("user", text),
+        ChatMessage::Assistant { text, .. } => ("assistant", text),
+        ChatMessage::ToolResult { content, .. } => ("tool", content),
+    };
+    serde_json::json!({ "parts": [{ "content": content, "type": "text" }], "role": role })
 }
 
 /// The journal as the model sees it, with everything that lies in the blob store in its place.

@@ -24,6 +24,10 @@ pub(super) fn turn(view: &View, model: Option<&Model>, epoch: u64, waited_ms: u6
     span.set(names::TURN_NUMBER, i64::from(view.turn.number));
     span.set(names::LEASE_EPOCH, number(epoch));
     span.set(names::MAILBOX_WAIT_MS, number(waited_ms));
+    // A turn that another request has begun is part of that one's trace.
+    if view.trace.trace_id != view.turn.parent.trace_id {
+        span.link(view.trace, names::link::EARLIER_TURN);
+    }
     for lost in view.lost_turns() {
         span.link(lost, names::link::RESUMED_FROM);
     }
@@ -51,6 +55,8 @@ pub(super) fn step(
         span.set(names::GEN_AI_PROVIDER_NAME, provider.name.to_string());
         if provider.simulated {
             span.set(names::MODEL_SIMULATED, true);
+        } else {
+            span.set(names::PEER_SERVICE, provider.name.to_string());
         }
     }
     span.set(names::STEP_NUMBER, i64::from(no.0));
@@ -91,7 +97,9 @@ fn step_attributes(view: &View, intent: &Intent) -> Vec<(&'static str, Value)> {
             (names::GEN_AI_TOOL_CALL_ID, call_id.clone().into()),
             (names::MCP_SERVER, server.clone().into()),
         ]),
-        Intent::Delegate { target, .. } => attributes.extend([
+        Intent::Delegate { target, own_mesh, .. } => attributes.extend([
+            // Of a peer outside, which has no spans in this trace, Jaeger draws this name.
+            (if *own_mesh { names::AGENT_NAME } else { names::PEER_SERVICE }, target.clone().into()),
             (names::GEN_AI_OPERATION_NAME, names::span::INVOKE_AGENT.into()),
             (names::GEN_AI_AGENT_NAME, target.clone().into()),
             (names::GEN_AI_CALLER_TYPE, "agent".into()),
@@ -182,6 +190,7 @@ mod tests {
             deadline: None,
             state: TaskState::Working,
             lease: None,
+            trace: context(5),
             adoption: Some(Adoption {
                 from: NodeId(1),
                 to: NodeId(2),

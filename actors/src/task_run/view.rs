@@ -23,6 +23,8 @@ pub(super) struct View {
     pub deadline: Option<Timestamp>,
     pub state: TaskState,
     pub lease: Option<Lease>,
+    /// The request that made it.
+    pub trace: TraceContext,
     pub adoption: Option<Adoption>,
     pub turn: Turn,
     pub history: Vec<Message>,
@@ -55,6 +57,7 @@ impl View {
             deadline: task.deadline,
             state: task.status.state,
             lease: task.lease.clone(),
+            trace: task.trace,
             adoption: task.adoptions.last().cloned(),
             turn: task.turn.clone(),
             history: task.history.clone(),

@@ -150,7 +150,7 @@ impl ClusterHandle {
         let command = command_name(&proposal.command);
         let mut span = parent
             .map(|parent| Span::child(format!("{} {command}", names::span::RAFT_PROPOSE), Kind::Internal, parent));
-        let result = self.commit(proposal, span.as_ref().map(Span::context)).await;
+        let result = self.commit(proposal, parent, &mut span).await;
         if let Some(span) = &mut span {
             span.set(names::RAFT_COMMAND, command);
             describe(span, &result);
@@ -500,7 +500,13 @@ impl ClusterHandle {
         }
     }
 
-    async fn commit(&self, proposal: Proposal, trace: Option<TraceContext>) -> Result<(u64, Reply), ProposeError> {
+    async fn commit(
+        &self,
+        proposal: Proposal,
+        parent: Option<&TraceContext>,
+        span: &mut Option<Span>,
+    ) -> Result<(u64, Reply), ProposeError> {
+        let trace = parent.zip(span.as_ref()).map(|(parent, span)| Traced { logged: *parent, span: span.context() });
         let _permit = self.0.in_flight.try_acquire().map_err(|_| ProposeError::Unavailable {
             reason: format!("{MAX_IN_FLIGHT} proposals of this node wait for their commit"),
             retry_after: RETRY_AFTER_FULL,
@@ -508,12 +514,23 @@ impl ClusterHandle {
         let payload = encode(&proposal)?;
         drop(proposal);
         let deadline = Instant::now() + DEADLINE;
+        if let Some(span) = span {
+            let leads = self.0.leadership.leader() == Some(self.node_id());
+            span.set(names::RAFT_ROLE, if leads { "leader" } else { "follower" });
+            span.set(names::RAFT_BYTES, i64::try_from(payload.len()).unwrap_or(i64::MAX));
+        }
         let (index, outcome) = self.place(payload, trace, deadline).await?;
+        if let Some(span) = span {
+            span.event(names::event::RAFT_COMMITTED, Vec::new());
+        }
         let applied = outcome?;
         timeout_at(deadline, self.view().wait_applied(index)).await.map_err(|_| ProposeError::Unknown {
             waited: DEADLINE,
             reason: format!("entry {index} is committed, and this node has not applied it yet"),
         })?;
+        if let Some(span) = span {
+            span.event(names::event::RAFT_APPLIED, Vec::new());
+        }
         Ok((index, applied.reply))
     }
 
@@ -521,7 +538,7 @@ impl ClusterHandle {
     async fn place(
         &self,
         payload: Bytes,
-        trace: Option<TraceContext>,
+        trace: Option<Traced>,
         deadline: Instant,
     ) -> Result<(u64, Result<Applied, Rejection>), ProposeError> {
         let mut search = Search::default();
@@ -559,13 +576,13 @@ impl ClusterHandle {
     }
 
     /// One try at one node. It is given up as soon as another is known to lead.
-    async fn attempt(&self, way: Way, payload: Bytes, trace: Option<TraceContext>, deadline: Instant) -> Attempt {
+    async fn attempt(&self, way: Way, payload: Bytes, trace: Option<Traced>, deadline: Instant) -> Attempt {
         let wait = deadline.saturating_duration_since(Instant::now());
         let leader = way.node;
         let route = way.send_on.then_some(v1::Route { send_on: true, caller: 0 });
         let write = async {
             if leader == self.node_id() {
-                Attempt::Here(self.0.leadership.write(payload, trace, wait).await)
+                Attempt::Here(self.0.leadership.write(payload, trace.map(|trace| trace.span), wait).await)
             } else {
                 // Boxed: it is large, and where this node leads nothing is forwarded.
                 Box::pin(self.forward(leader, payload, trace, wait, route)).await
@@ -583,18 +600,22 @@ impl ClusterHandle {
         &self,
         leader: NodeId,
         payload: Bytes,
-        trace: Option<TraceContext>,
+        trace: Option<Traced>,
         wait: Duration,
         route: Option<v1::Route>,
     ) -> Attempt {
-        let mut span = trace.map(|parent| Span::child(names::span::PEER_PROPOSE, Kind::Client, &parent));
+        let mut span = trace.map(|trace| Span::child(names::span::PEER_PROPOSE, Kind::Client, &trace.span));
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         let mut request = tonic::Request::new(v1::ProposeRequest { proposal: payload, wait_ms, route });
         if let Some(span) = &mut span {
             span.set(names::RPC_SYSTEM_NAME, "grpc");
             span.set(names::RPC_METHOD, names::span::PEER_PROPOSE);
-            if let Ok(context) = span.context().to_string().parse() {
-                request.metadata_mut().insert(TRACEPARENT, context);
+            span.set(names::PEER_NODE, i64::try_from(leader.0).unwrap_or(i64::MAX));
+            let carried = [(TRACEPARENT, trace.map(|trace| trace.logged)), (FORWARDED_BY, Some(span.context()))];
+            for (name, context) in carried {
+                if let Some(context) = context.and_then(|context| context.to_string().parse().ok()) {
+                    request.metadata_mut().insert(name, context);
+                }
             }
         }
         let mut client = self.0.peers.peer(leader, Lane::Calls);
@@ -683,6 +704,18 @@ impl ClusterHandle {
 
 /// The metadata that carries the span of a call.
 pub(crate) const TRACEPARENT: &str = "traceparent";
+/// The asking end of a proposal that is sent on.
+pub(crate) const FORWARDED_BY: &str = "towline-forwarded-by";
+
+/// What a proposal is part of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Traced {
+    /// A span whose end somebody tells in any case, since its ids are in the log: what other nodes do hangs below it, and
+    /// never below one that is lost with a node.
+    pub logged: TraceContext,
+    /// The span of the proposal itself.
+    pub span: TraceContext,
+}
 
 /// What became of one try.
 pub(crate) enum Attempt {

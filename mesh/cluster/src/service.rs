@@ -3,14 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use tonic::{Code, Request, Response, Status, Streaming};
-use towline_core::{BootId, Command, Node, NodeId, NodeRole, Principal, Proposal};
+use towline_core::{BootId, Command, Node, NodeId, NodeRole, Principal, Proposal, TraceContext};
 use towline_proto::v1;
 use towline_trace::{Kind, Span, names};
 use uuid::Uuid;
 
 use crate::{
     blobs, finished,
-    handle::{Attempt, ClusterHandle, TRACEPARENT},
+    handle::{Attempt, ClusterHandle, FORWARDED_BY, TRACEPARENT, Traced},
     leader::{ReadIndex, Written},
     peers::{self, Caller, Lane},
     roster::NotAdmitted,
@@ -88,8 +88,16 @@ impl PeerService {
 impl v1::peer_server::Peer for PeerService {
     async fn propose(&self, request: Request<v1::ProposeRequest>) -> Result<Response<v1::ProposeResponse>, Status> {
         let caller = caller(&request)?;
-        let parent = request.metadata().get(TRACEPARENT).and_then(|value| value.to_str().ok()?.parse().ok());
+        let parent: Option<TraceContext> =
+            request.metadata().get(TRACEPARENT).and_then(|value| value.to_str().ok()?.parse().ok());
         let mut span = parent.map(|parent| Span::child(names::span::PEER_PROPOSE, Kind::Server, &parent));
+        if let Some(span) = &mut span {
+            span.set(names::RPC_SYSTEM_NAME, "grpc");
+            span.set(names::RPC_METHOD, names::span::PEER_PROPOSE);
+            span.set(names::PEER_NODE, i64::try_from(caller.0).unwrap_or(i64::MAX));
+            let asking = request.metadata().get(FORWARDED_BY).and_then(|value| value.to_str().ok()?.parse().ok());
+            asking.into_iter().for_each(|asking| span.link(asking, names::link::FORWARDED));
+        }
         let request = request.into_inner();
         let proposal = wire::decode_proposal(&request.proposal).map_err(|error| {
             Status::invalid_argument(format!("proposal of node {caller} is not understood: {error}"))
@@ -99,9 +107,9 @@ impl v1::peer_server::Peer for PeerService {
             return Err(Status::permission_denied(format!("node {asker} may not propose this for {}", proposal.by)));
         }
         let wait = Duration::from_millis(request.wait_ms.into()).min(MAX_WAIT);
-        let trace = span.as_ref().map(Span::context);
+        let trace = parent.zip(span.as_ref()).map(|(logged, span)| Traced { logged, span: span.context() });
         let written = match self.send_on_to(request.route.as_ref()) {
-            None => self.cluster.leadership().write(request.proposal, trace, wait).await,
+            None => self.cluster.leadership().write(request.proposal, trace.map(|trace| trace.span), wait).await,
             Some(leader) => {
                 let route = Some(v1::Route { send_on: false, caller: asker.0 });
                 match self.cluster.forward(leader, request.proposal, trace, wait, route).await {

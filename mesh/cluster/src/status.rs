@@ -67,6 +67,9 @@ pub struct ClusterStatus {
     /// Which node feeds this one, if it is a worker and fed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fed_by: Option<NodeId>,
+    /// What became of the spans of this node on their way to a collector.
+    #[serde(default)]
+    pub spans: towline_trace::SpanCounts,
 }
 
 /// One node of the cluster.
@@ -175,6 +178,7 @@ pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
         waits_for_content: cluster.blobs().waiting(),
         certificate_trouble: cluster.trouble().get(),
         fed_by: cluster.fed_by(),
+        spans: towline_trace::counts(),
     }
 }
 

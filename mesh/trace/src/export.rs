@@ -1,4 +1,4 @@
-//! Where spans go: the ring always, OTLP over gRPC when an endpoint is configured.
+//! Where spans go: the ring always, a collector when one is configured.
 //!
 //! The exporter lives in a runtime of its own, with one worker: a flush then never waits for the application's
 //! runtime, and nothing hangs when the collector is gone (at most [`SHUTDOWN_LIMIT`]).
@@ -6,38 +6,43 @@
 use std::{sync::Arc, time::Duration};
 
 use opentelemetry::{Context, InstrumentationScope, KeyValue, trace::TracerProvider as _};
-use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig};
+use opentelemetry_otlp::ExporterBuildError;
 use opentelemetry_sdk::{
     Resource,
     error::OTelSdkResult,
     trace::{
-        BatchConfig, BatchConfigBuilder, BatchSpanProcessor, SdkTracerProvider, Span as SdkSpan, SpanData,
+        BatchConfig, BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider, Span as SdkSpan, SpanData,
         SpanProcessor,
     },
 };
 use tokio::runtime::Runtime;
 
 use crate::{
-    SpanRecord, names,
+    Capture, Protocol, SpanCounts, SpanRecord,
+    gate::Gate,
+    names,
+    otlp::{Target, env},
     ring::{Bounds, Ring},
     span::{Tracing, clear_installed, set_installed},
 };
 
-/// One export may take this long; a collector that accepts and never answers costs exactly this.
-const EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Spans wait this long for company: short enough to look at a trace while a person waits.
-const BATCH_DELAY: Duration = Duration::from_secs(1);
-/// A burst of a whole demo fits; what does not fit is dropped and counted by the SDK.
+/// Spans wait this long for company. What waits is lost with a node that is killed, so it is not long.
+const BATCH_DELAY: Duration = Duration::from_millis(200);
+/// A burst of a whole demo fits; what does not fit is dropped and counted.
 const QUEUE_SPANS: usize = 16_384;
+/// Spans that the SDK's queue has room for beyond those that wait by our count, since the two are not counted at the same moment.
+const SPARE_SPANS: usize = 1_024;
 /// 512 spans of ordinary size stay well below the 4 MiB of an OTLP receiver.
 const BATCH_SPANS: usize = 512;
+/// The same where content is captured, which makes a span up to 16 KiB.
+const BATCH_SPANS_WITH_CONTENT: usize = 128;
 /// The last flush may take this long, so that a dead collector never keeps a process alive.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(3);
 /// The SDK's instrumentation scope of all our spans.
 const SCOPE: &str = "towline";
 
 /// Who this process is, and where its spans go.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// `service.name`; `OTEL_SERVICE_NAME` overrides it.
     pub service_name: String,
@@ -47,8 +52,21 @@ pub struct Settings {
     pub node_name: String,
     /// Name of the cluster; empty in a command-line client.
     pub cluster: String,
-    /// OTLP/gRPC endpoint, with scheme. None: `OTEL_EXPORTER_OTLP_ENDPOINT` decides, else there is no export.
+    /// OTLP endpoint, with scheme. None: `OTEL_EXPORTER_OTLP_ENDPOINT` decides, else there is no export.
     pub otlp: Option<String>,
+    /// How spans travel there. None: `OTEL_EXPORTER_OTLP_PROTOCOL` decides, else gRPC.
+    pub protocol: Option<Protocol>,
+    /// Headers of each export, beside those of `OTEL_EXPORTER_OTLP_HEADERS`.
+    pub headers: Vec<(String, String)>,
+    /// The authority of the endpoint, as PEM. None: `OTEL_EXPORTER_OTLP_CERTIFICATE` names a file of it.
+    pub ca: Option<Vec<u8>>,
+    /// Which part of the traces that begin here is sampled, from 0 to 1; a caller's decision is kept. None:
+    /// `OTEL_TRACES_SAMPLER` decides, else all.
+    pub sample: Option<f64>,
+    /// How much of what people and models say goes on spans.
+    pub capture: Capture,
+    /// Base URL of a Jaeger UI that shows the traces, without a slash at the end.
+    pub ui: Option<String>,
 }
 
 /// Why tracing could not be set up.
@@ -60,12 +78,32 @@ pub enum InstallError {
     /// The endpoint has no scheme: the SDK would silently take it for https.
     #[error("OTLP endpoint {0:?} has no scheme: write http://{0}")]
     NoScheme(String),
-    /// TLS to a collector is not built in.
-    #[error("OTLP endpoint {0:?}: only http:// endpoints are supported; run a collector on this host for TLS")]
+    /// Nothing that spans can be sent to.
+    #[error("OTLP endpoint {0:?}: only http:// and https:// endpoints are supported")]
     NotHttp(String),
+    /// Not a protocol.
+    #[error("OTEL_EXPORTER_OTLP_PROTOCOL: {0}")]
+    Protocol(String),
+    /// The authority of the collector cannot be read.
+    #[error("read the authority of the collector from {path}")]
+    Ca {
+        /// Which file.
+        path: String,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
     /// The exporter's runtime did not start.
     #[error("start the telemetry runtime")]
     Runtime(#[source] std::io::Error),
+    /// The endpoint cannot be used.
+    #[error("OTLP endpoint {endpoint}: {reason}")]
+    Endpoint {
+        /// The endpoint.
+        endpoint: String,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// The exporter could not be built.
     #[error("build the OTLP exporter for {endpoint}")]
     Exporter {
@@ -78,6 +116,9 @@ pub enum InstallError {
 }
 
 /// Starts tracing for this process. The guard ends it: drop it after the application's runtime is gone.
+///
+/// # Errors
+/// When it is installed already, or the exporter cannot be built.
 pub fn install(settings: Settings) -> Result<Guard, InstallError> {
     let installation = Installation::new(settings)?;
     if !set_installed(Arc::clone(&installation.tracing)) {
@@ -111,21 +152,34 @@ impl Installation {
     pub(crate) fn new(settings: Settings) -> Result<Self, InstallError> {
         let service = env("OTEL_SERVICE_NAME").unwrap_or_else(|| settings.service_name.clone());
         let resource = resource(&settings, &service);
-        let (batch, runtime) = match endpoint(&settings)? {
-            Some(endpoint) => {
-                let (batch, runtime) = otlp(&endpoint, &resource)?;
+        let queue = env("OTEL_BSP_MAX_QUEUE_SIZE").and_then(|text| text.parse().ok()).unwrap_or(QUEUE_SPANS);
+        let gate = Arc::new(Gate::of(queue));
+        let capture = if captures_by_environment() { Capture::Full } else { settings.capture };
+        let (batch, runtime) = match Target::of(&settings)? {
+            Some(target) => {
+                let (batch, runtime) = otlp(target, batch_config(capture, queue), &gate, &resource)?;
                 (Some(batch), Some(runtime))
             }
             None => (None, None),
         };
         let ring = Ring::new(Bounds::default());
-        let pipeline = Pipeline(Arc::new(Stages { ring, batch, service, node: settings.node_name }));
-        let provider =
-            SdkTracerProvider::builder().with_span_processor(pipeline.clone()).with_resource(resource).build();
+        let pipeline = Pipeline(Arc::new(Stages { ring, batch, gate, service, node: settings.node_name }));
+        let builder = SdkTracerProvider::builder().with_span_processor(pipeline.clone()).with_resource(resource);
+        let provider = match settings.sample {
+            Some(ratio) => {
+                builder.with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio)))).build()
+            }
+            None => builder.build(),
+        };
         let scope = InstrumentationScope::builder(SCOPE).with_version(env!("CARGO_PKG_VERSION")).build();
         let tracer = provider.tracer_with_scope(scope.clone());
-        Ok(Self { tracing: Arc::new(Tracing { tracer, scope, pipeline }), provider, runtime })
+        Ok(Self { tracing: Arc::new(Tracing { tracer, scope, pipeline, capture, ui: settings.ui }), provider, runtime })
     }
+}
+
+/// The variable of the GenAI conventions, for who sets it for all programs.
+fn captures_by_environment() -> bool {
+    env("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT").is_some_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
 impl Drop for Installation {
@@ -155,23 +209,12 @@ fn resource(settings: &Settings, service: &str) -> Resource {
         .build()
 }
 
-/// The endpoint to export to. Reads the variables that the SDK does not: `OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER`.
-fn endpoint(settings: &Settings) -> Result<Option<String>, InstallError> {
-    let disabled = env("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    let exporter_is_none = env("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
-    if disabled || exporter_is_none {
-        return Ok(None);
-    }
-    let from_env = || env("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").or_else(|| env("OTEL_EXPORTER_OTLP_ENDPOINT"));
-    let Some(endpoint) = settings.otlp.clone().or_else(from_env) else { return Ok(None) };
-    match endpoint.split_once("://") {
-        None => Err(InstallError::NoScheme(endpoint)),
-        Some((scheme, _)) if !scheme.eq_ignore_ascii_case("http") => Err(InstallError::NotHttp(endpoint)),
-        Some(_) => Ok(Some(endpoint)),
-    }
-}
-
-fn otlp(endpoint: &str, resource: &Resource) -> Result<(BatchSpanProcessor, Runtime), InstallError> {
+fn otlp(
+    target: Target,
+    config: BatchConfig,
+    gate: &Arc<Gate>,
+    resource: &Resource,
+) -> Result<(BatchSpanProcessor, Runtime), InstallError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("towline-telemetry")
@@ -180,37 +223,25 @@ fn otlp(endpoint: &str, resource: &Resource) -> Result<(BatchSpanProcessor, Runt
         .map_err(InstallError::Runtime)?;
     // The channel takes the runtime that it is built in.
     let entered = runtime.enter();
-    let exporter =
-        exporter(endpoint).map_err(|source| InstallError::Exporter { endpoint: endpoint.to_owned(), source })?;
+    let exporter = target.exporter(Arc::clone(gate))?;
     drop(entered);
-    let mut batch = BatchSpanProcessor::builder(exporter).with_batch_config(batch_config()).build();
+    let mut batch = BatchSpanProcessor::builder(exporter).with_batch_config(config).build();
     batch.set_resource(resource);
     Ok((batch, runtime))
 }
 
-fn exporter(endpoint: &str) -> Result<SpanExporter, ExporterBuildError> {
-    let builder = SpanExporter::builder().with_tonic().with_endpoint(endpoint);
-    let set_outside = env("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT").or_else(|| env("OTEL_EXPORTER_OTLP_TIMEOUT")).is_some();
-    if set_outside { builder.build() } else { builder.with_timeout(EXPORT_TIMEOUT).build() }
-}
-
-/// Our defaults, where `OTEL_BSP_*` says nothing: what is set in code would win over the environment.
-fn batch_config() -> BatchConfig {
-    let mut config = BatchConfigBuilder::default();
-    if env("OTEL_BSP_MAX_QUEUE_SIZE").is_none() {
-        config = config.with_max_queue_size(QUEUE_SPANS);
-    }
+/// Our defaults, where `OTEL_BSP_*` says nothing: what is set in code would win over the environment. The queue is
+/// bounded by the gate.
+fn batch_config(capture: Capture, queue: usize) -> BatchConfig {
+    let mut config = BatchConfigBuilder::default().with_max_queue_size(queue + SPARE_SPANS);
     if env("OTEL_BSP_SCHEDULE_DELAY").is_none() {
         config = config.with_scheduled_delay(BATCH_DELAY);
     }
     if env("OTEL_BSP_MAX_EXPORT_BATCH_SIZE").is_none() {
-        config = config.with_max_export_batch_size(BATCH_SPANS);
+        let shows_content = matches!(capture, Capture::Redacted | Capture::Full);
+        config = config.with_max_export_batch_size(if shows_content { BATCH_SPANS_WITH_CONTENT } else { BATCH_SPANS });
     }
     config.build()
-}
-
-fn env(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// Takes every ended span: those of the SDK's tracer, and those that are reported for a lost node.
@@ -221,6 +252,7 @@ pub(crate) struct Pipeline(Arc<Stages>);
 struct Stages {
     ring: Ring,
     batch: Option<BatchSpanProcessor>,
+    gate: Arc<Gate>,
     service: String,
     node: String,
 }
@@ -229,6 +261,10 @@ impl Pipeline {
     pub(crate) fn recent(&self, trace_id: u128) -> Vec<SpanRecord> {
         let Stages { ring, service, node, .. } = &*self.0;
         ring.trace(trace_id).iter().map(|span| SpanRecord::new(span, service, node)).collect()
+    }
+
+    pub(crate) fn counts(&self) -> SpanCounts {
+        self.0.gate.counts()
     }
 }
 
@@ -243,7 +279,10 @@ impl SpanProcessor for Pipeline {
         let trace_id = u128::from_be_bytes(span.span_context.trace_id().to_bytes());
         let Some(batch) = &self.0.batch else { return self.0.ring.push(trace_id, span) };
         self.0.ring.push(trace_id, span.clone());
-        batch.on_end(span);
+        // The SDK's queue takes none that is not sampled, and would not tell the gate that it is gone.
+        if span.span_context.is_sampled() && self.0.gate.admits() {
+            batch.on_end(span);
+        }
     }
 
     fn force_flush(&self) -> OTelSdkResult {

@@ -5,16 +5,22 @@
 //!
 //! ```text
 //! Span (ends on drop) ──┬──▶ ring of recent spans ──▶ `recent(trace_id)`   always, in memory
-//! report_lost ──────────┘──▶ batches ──▶ OTLP over gRPC                    when an endpoint is configured
+//! report_lost ──────────┘──▶ gate ──▶ batches ──▶ OTLP                      when an endpoint is configured
 //! ```
 
+mod content;
 mod export;
+mod gate;
 pub mod names;
+mod otlp;
 mod record;
 mod ring;
 mod span;
 
+pub use content::Capture;
 pub use export::{Guard, InstallError, Settings, install};
+pub use gate::SpanCounts;
 pub use opentelemetry::{KeyValue, Value};
+pub use otlp::Protocol;
 pub use record::{EventRecord, Kind, LinkRecord, SpanRecord};
-pub use span::{LostSpan, Span, recent, report_lost};
+pub use span::{LostSpan, Span, captures, counts, recent, report_lost, ui_link};

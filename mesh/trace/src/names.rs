@@ -39,6 +39,8 @@ pub mod span {
     pub const SUBSCRIBE_TO_TASK: &str = "SubscribeToTask";
     /// `trigger NAME`: something happened that starts a task.
     pub const TRIGGER: &str = "trigger";
+    /// A stream of events, from its head to its end: below the request that opened it, which ends with its head.
+    pub const STREAM: &str = "a2a.stream";
     /// A call of a webhook.
     pub const PUSH: &str = "push POST";
 }
@@ -51,6 +53,10 @@ pub mod event {
     pub const LEASE_ACQUIRED: &str = "lease.acquired";
     /// A model call is tried again.
     pub const MODEL_RETRY: &str = "model.retry";
+    /// The entry of a proposal is committed, and the leader has applied it.
+    pub const RAFT_COMMITTED: &str = "raft.committed";
+    /// The node that proposed it has applied it.
+    pub const RAFT_APPLIED: &str = "raft.applied";
     /// A broken stream was taken up again.
     pub const STREAM_RESUMED: &str = "stream.resumed";
     /// What a tool answered has a mark of a fence in it; attribute [`super::MCP_SERVER`].
@@ -65,6 +71,14 @@ pub mod link {
     pub const WOKEN_BY: &str = "woken_by";
     /// To the request that submitted the task.
     pub const TASK_SUBMITTED: &str = "task_submitted";
+    /// To the request of an earlier turn, from one that another request has begun.
+    pub const EARLIER_TURN: &str = "earlier_turn";
+    /// To what a caller said that it is part of, from the trace of its own that its request got.
+    pub const CALLER: &str = "caller";
+    /// To the context of the transport, where the message itself names another one.
+    pub const TRANSPORT: &str = "transport";
+    /// To the asking end of a proposal that was sent on to the leader.
+    pub const FORWARDED: &str = "forwarded";
     /// To a second context that came with a request, beside the parent.
     pub const METADATA: &str = "metadata";
 }
@@ -176,6 +190,14 @@ pub const GEN_AI_USAGE_OUTPUT_TOKENS: &str = "gen_ai.usage.output_tokens";
 pub const GEN_AI_TOOL_NAME: &str = "gen_ai.tool.name";
 /// Id of the tool call.
 pub const GEN_AI_TOOL_CALL_ID: &str = "gen_ai.tool.call.id";
+/// What a tool was called with, where content is captured.
+pub const GEN_AI_TOOL_CALL_ARGUMENTS: &str = "gen_ai.tool.call.arguments";
+/// What it answered, likewise.
+pub const GEN_AI_TOOL_CALL_RESULT: &str = "gen_ai.tool.call.result";
+/// What a model was told, likewise.
+pub const GEN_AI_INPUT_MESSAGES: &str = "gen_ai.input.messages";
+/// What it answered, likewise.
+pub const GEN_AI_OUTPUT_MESSAGES: &str = "gen_ai.output.messages";
 
 // MCP.
 /// MCP method.
@@ -208,6 +230,8 @@ pub const DELEGATION_DEPTH: &str = "towline.delegation.depth";
 pub const DELEGATION_NODE: &str = "towline.delegation.node";
 /// Attempt of a model call.
 pub const MODEL_ATTEMPT: &str = "towline.model.attempt";
+/// How long the next attempt waits, in milliseconds.
+pub const MODEL_RETRY_DELAY_MS: &str = "towline.model.retry_delay_ms";
 /// Present and true when no model was asked: a script answered.
 pub const MODEL_SIMULATED: &str = "towline.model.simulated";
 /// MCP server.
@@ -232,5 +256,9 @@ pub const SPAN_RECOVERED: &str = "towline.span.recovered";
 pub const SPAN_LOST_NODE: &str = "towline.span.lost_node";
 /// True when an attribute was longer than the limit and was cut.
 pub const CONTENT_TRUNCATED: &str = "towline.content.truncated";
+/// Node that forwarded a proposal.
+pub const PEER_NODE: &str = "towline.peer.node";
+/// Index of the last event that a stream has shown.
+pub const STREAM_EVENT: &str = "towline.stream.event";
 /// Index of the event that a webhook is told of.
 pub const PUSH_EVENT: &str = "towline.push.event";

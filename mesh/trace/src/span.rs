@@ -17,7 +17,7 @@ use opentelemetry_sdk::trace::{
 };
 use towline_core::TraceContext;
 
-use crate::{Kind, SpanRecord, export::Pipeline, names};
+use crate::{Capture, Kind, SpanCounts, SpanRecord, content, export::Pipeline, names};
 
 /// Longest text of one attribute. The SDK has no such limit, and a batch of 512 spans must fit into the 4 MiB that an
 /// OTLP receiver takes.
@@ -29,6 +29,8 @@ pub(crate) struct Tracing {
     pub tracer: SdkTracer,
     pub scope: InstrumentationScope,
     pub pipeline: Pipeline,
+    pub capture: Capture,
+    pub ui: Option<String>,
 }
 
 static INSTALLED: RwLock<Option<Arc<Tracing>>> = RwLock::new(None);
@@ -61,17 +63,35 @@ pub struct Span {
     context: TraceContext,
     /// The recording span; none if nothing is recorded.
     recording: Option<SdkSpan>,
+    capture: Capture,
 }
 
 impl Span {
     /// Starts a new trace.
     pub fn root(name: impl Into<Cow<'static, str>>, kind: Kind) -> Span {
-        start(installed().as_deref(), name.into(), kind, None)
+        start(installed().as_deref(), name.into(), kind, None, None)
+    }
+
+    /// Starts a new trace on the word of somebody who is not to choose one: what it said is linked.
+    pub fn root_beside(name: impl Into<Cow<'static, str>>, kind: Kind, said: TraceContext) -> Span {
+        let mut span = Span::root(name, kind);
+        span.link(said, names::link::CALLER);
+        span
     }
 
     /// Starts a span below `parent`, which may live in another process.
     pub fn child(name: impl Into<Cow<'static, str>>, kind: Kind, parent: &TraceContext) -> Span {
-        start(installed().as_deref(), name.into(), kind, Some(parent))
+        start(installed().as_deref(), name.into(), kind, Some(parent), None)
+    }
+
+    /// A span of something that began before it was known to be worth one.
+    pub fn child_since(
+        name: impl Into<Cow<'static, str>>,
+        kind: Kind,
+        parent: &TraceContext,
+        since: SystemTime,
+    ) -> Span {
+        start(installed().as_deref(), name.into(), kind, Some(parent), Some(since))
     }
 
     /// The place of this span in its trace, to be handed on.
@@ -87,6 +107,12 @@ impl Span {
         if cut {
             span.set_attribute(KeyValue::new(names::CONTENT_TRUNCATED, true));
         }
+    }
+
+    /// Shows what was said, as far as that is asked for: it is made only then.
+    pub fn content(&mut self, key: &'static str, content: impl FnOnce() -> serde_json::Value) {
+        let Some(span) = &mut self.recording else { return };
+        content::attributes(self.capture, key, content).into_iter().for_each(|pair| span.set_attribute(pair));
     }
 
     /// Records that something happened now.
@@ -117,19 +143,26 @@ impl Span {
     }
 }
 
-fn start(tracing: Option<&Tracing>, name: Cow<'static, str>, kind: Kind, parent: Option<&TraceContext>) -> Span {
+fn start(
+    tracing: Option<&Tracing>,
+    name: Cow<'static, str>,
+    kind: Kind,
+    parent: Option<&TraceContext>,
+    since: Option<SystemTime>,
+) -> Span {
     let Some(tracing) = tracing else {
-        return Span { context: fresh_context(parent), recording: None };
+        return Span { context: fresh_context(parent), recording: None, capture: Capture::Off };
     };
     let parent_context = match parent {
         Some(parent) => Context::new().with_remote_span_context(otel_context(parent, true)),
         None => Context::new(),
     };
-    let builder = SpanBuilder::from_name(name).with_kind(kind.into());
+    let mut builder = SpanBuilder::from_name(name).with_kind(kind.into());
+    builder.start_time = since;
     let span = tracing.tracer.build_with_context(builder, &parent_context);
     // The SDK hands out an empty context once it has been shut down.
     let context = core_context(span.span_context()).unwrap_or_else(|| fresh_context(parent));
-    Span { context, recording: span.is_recording().then_some(span) }
+    Span { context, recording: span.is_recording().then_some(span), capture: tracing.capture }
 }
 
 fn fresh_context(parent: Option<&TraceContext>) -> TraceContext {
@@ -212,6 +245,22 @@ pub fn recent(trace_id: u128) -> Vec<SpanRecord> {
     installed().map(|tracing| tracing.pipeline.recent(trace_id)).unwrap_or_default()
 }
 
+/// Where a trace can be looked at, if the settings name a Jaeger UI.
+pub fn ui_link(trace_id: u128) -> Option<String> {
+    let base = installed()?.ui.clone()?;
+    Some(format!("{base}/trace/{trace_id:032x}"))
+}
+
+/// What became of the spans of this process.
+pub fn counts() -> SpanCounts {
+    installed().map(|tracing| tracing.pipeline.counts()).unwrap_or_default()
+}
+
+/// Whether spans show what is said, so that it is worth to gather it.
+pub fn captures() -> bool {
+    installed().is_some_and(|tracing| tracing.capture != Capture::Off)
+}
+
 fn at_ms(ms: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(ms)
 }
@@ -248,7 +297,7 @@ mod tests {
             node_id: "1".into(),
             node_name: "a".into(),
             cluster: "test".into(),
-            otlp: None,
+            ..Settings::default()
         };
         Installation::new(settings).unwrap()
     }
@@ -261,8 +310,8 @@ mod tests {
     fn a_child_has_the_trace_and_the_parent_it_was_given() {
         let installation = tracing();
         let tracing = Some(&*installation.tracing);
-        let root = start(tracing, "root".into(), Kind::Server, None);
-        let mut child = start(tracing, "child".into(), Kind::Internal, Some(&root.context()));
+        let root = start(tracing, "root".into(), Kind::Server, None, None);
+        let mut child = start(tracing, "child".into(), Kind::Internal, Some(&root.context()), None);
         child.set(names::AGENT_NAME, "reader");
         child.event(names::event::LEASE_ACQUIRED, vec![KeyValue::new(names::LEASE_EPOCH, 7)]);
         child.link(root.context(), names::link::WOKEN_BY);
@@ -286,7 +335,7 @@ mod tests {
     fn a_caller_that_is_not_sampled_gets_ids_and_no_spans() {
         let installation = tracing();
         let parent = TraceContext { trace_id: 5, span_id: 6, sampled: false };
-        let span = start(Some(&installation.tracing), "quiet".into(), Kind::Server, Some(&parent));
+        let span = start(Some(&installation.tracing), "quiet".into(), Kind::Server, Some(&parent), None);
         let context = span.context();
         span.end();
         assert_eq!(context.trace_id, 5);
@@ -297,8 +346,8 @@ mod tests {
 
     #[test]
     fn without_an_exporter_a_span_still_has_valid_ids() {
-        let root = start(None, "root".into(), Kind::Internal, None);
-        let child = start(None, "child".into(), Kind::Internal, Some(&root.context()));
+        let root = start(None, "root".into(), Kind::Internal, None, None);
+        let child = start(None, "child".into(), Kind::Internal, Some(&root.context()), None);
         assert_eq!(child.context().trace_id, root.context().trace_id);
         assert_ne!(child.context().span_id, root.context().span_id);
         assert!(child.context().to_string().parse::<TraceContext>().is_ok());
@@ -333,7 +382,7 @@ mod tests {
     #[test]
     fn long_text_is_cut_between_characters_and_marked() {
         let installation = tracing();
-        let mut span = start(Some(&installation.tracing), "long".into(), Kind::Internal, None);
+        let mut span = start(Some(&installation.tracing), "long".into(), Kind::Internal, None, None);
         span.set(names::AGENT_NAME, "ä".repeat(MAX_VALUE_BYTES));
         let trace_id = span.context().trace_id;
         span.end();
@@ -346,7 +395,7 @@ mod tests {
     #[test]
     fn a_failed_span_says_what_went_wrong() {
         let installation = tracing();
-        let mut span = start(Some(&installation.tracing), "call".into(), Kind::Client, None);
+        let mut span = start(Some(&installation.tracing), "call".into(), Kind::Client, None, None);
         span.fail(names::error::TIMEOUT, "no answer in 2 s");
         let trace_id = span.context().trace_id;
         span.end();

@@ -122,6 +122,7 @@ fn install_for(address: SocketAddr) -> Guard {
         node_name: "a".into(),
         cluster: "test".into(),
         otlp: Some(format!("http://{address}")),
+        ..Settings::default()
     })
     .unwrap()
 }

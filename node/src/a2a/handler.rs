@@ -456,7 +456,8 @@ async fn perform(
                 ReplyOn::Settled(view) => settled(settings, principal, task, view).await,
                 ReplyOn::Stream { after } => {
                     describe(span, &settings.cluster, task);
-                    return Ok(stream(settings, asked, task, after, AtInput::Ends).at(place).into());
+                    let stream = stream(settings, asked, task, after, AtInput::Ends).at(place);
+                    return Ok(stream.under(&span.context()).into());
                 }
             };
             describe(span, &settings.cluster, task);
@@ -498,7 +499,8 @@ async fn perform(
             *trace = found.trace;
             may_subscribe(found.as_ref(), after)?;
             let place = place(settings, asked)?;
-            Ok(stream(settings, asked, task, after, AtInput::EndsAfterItsEvent).at(Some(place)).into())
+            let stream = stream(settings, asked, task, after, AtInput::EndsAfterItsEvent).at(Some(place));
+            Ok(stream.under(&span.context()).into())
         }
         Decision::Reply(Query::ExtendedCard(agent)) => {
             cards::extended(settings, agent, &asked.caller).map(Outcome::Answer)

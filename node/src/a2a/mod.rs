@@ -226,10 +226,14 @@ struct Exchanged {
     marks: Marks,
 }
 
-/// One request of any binding, from its head to the head of its response. The span of the transport ends with the caller:
-/// that of a stream does not last as long as the stream, and is not lost with the node.
+/// One request of any binding, from its head to the head of its response. The span of the transport ends there, also that of
+/// a stream: what is done for the task hangs below it, and would have lost its parent with the node otherwise. The stream
+/// itself has a span of its own, with nothing below it.
 async fn exchange(shared: &Shared, asking: Asking<'_>, caller: Caller, received: Result<Call, WireError>) -> Exchanged {
-    let (mut span, metadata_trace) = transport_span(&asking, received.as_ref().ok());
+    let trusted = shared.settings.auth.trusts_trace_of(&caller.principal);
+    let (mut span, metadata_trace) = transport_span(&asking, received.as_ref().ok(), trusted);
+    let is_tls = shared.door == Door::Peer || shared.settings.public_url.starts_with("https:");
+    span.set(names::URL_SCHEME, if is_tls { "https" } else { "http" });
     let Asking { parts, agent, binding, .. } = asking;
     let named = Active::named_in(&parts.headers);
     let active = if shared.door == Door::Peer { named.of_agents() } else { named };
@@ -261,8 +265,10 @@ async fn exchange(shared: &Shared, asking: Asking<'_>, caller: Caller, received:
 }
 
 /// The span of the request as HTTP or gRPC. Its parent is the `traceparent` header; where there is none, or it is malformed,
-/// that of the message's metadata. A second trace that came in the metadata is given back, to be linked.
-fn transport_span(asking: &Asking<'_>, call: Option<&Call>) -> (Span, Option<TraceContext>) {
+/// that of the message's metadata. A second trace that came in the metadata is given back, to be linked. Who is not trusted
+/// with the choice of a trace gets a new one, with a link to what was said. Nothing else of a caller's context goes any
+/// further: neither `tracestate` nor `baggage` is read.
+fn transport_span(asking: &Asking<'_>, call: Option<&Call>, trusted: bool) -> (Span, Option<TraceContext>) {
     let Asking { parts, route, binding, .. } = asking;
     let header: Option<TraceContext> =
         parts.headers.get("traceparent").and_then(|value| value.to_str().ok()).and_then(|text| text.parse().ok());
@@ -272,7 +278,8 @@ fn transport_span(asking: &Asking<'_>, call: Option<&Call>) -> (Span, Option<Tra
         Binding::Grpc => route.trim_start_matches('/').to_owned(),
     };
     let mut span = match header.or(metadata) {
-        Some(parent) => Span::child(name, Kind::Server, &parent),
+        Some(parent) if trusted => Span::child(name, Kind::Server, &parent),
+        Some(said) => Span::root_beside(name, Kind::Server, said),
         None => Span::root(name, Kind::Server),
     };
     match binding {

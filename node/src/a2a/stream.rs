@@ -28,7 +28,8 @@ use towline_a2a::{
     convert::{self, Answer, TaskView},
 };
 use towline_cluster::TaskWatch;
-use towline_core::{Event, EventKind, Part, Principal, Record, Task, TaskId, TaskState};
+use towline_core::{Event, EventKind, Part, Principal, Record, Task, TaskId, TaskState, TraceContext};
+use towline_trace::{Kind, Span, names};
 
 use super::{A2aSettings, Binding, blobs, jsonrpc::envelope, structured::FeedStream, visitor};
 use crate::auth::StreamPlace;
@@ -124,6 +125,8 @@ pub(super) struct TaskStream {
     archived: Option<Arc<Task>>,
     /// Its place among those of its principal, until it ends.
     place: Option<StreamPlace>,
+    /// Its span, until it ends.
+    span: Option<Span>,
 }
 
 /// What a stream says next.
@@ -157,7 +160,7 @@ impl TaskStream {
     ) -> Self {
         let watch = settings.cluster.watch_task(task);
         let (sent, page) = (Sent::Nothing, VecDeque::new());
-        let (annotated, visits, archived, place) = (false, false, None, None);
+        let (annotated, visits, archived, place, span) = (false, false, None, None, None);
         Self {
             settings,
             principal,
@@ -172,6 +175,7 @@ impl TaskStream {
             page,
             archived,
             place,
+            span,
         }
     }
 
@@ -181,14 +185,24 @@ impl TaskStream {
         self
     }
 
+    /// The same, with a span below that of the request, from now on until it ends.
+    pub(super) fn under(mut self, request: &TraceContext) -> Self {
+        let mut span = Span::child(names::span::STREAM, Kind::Internal, request);
+        span.set(names::A2A_TASK_ID, self.task.to_string());
+        self.span = Some(span);
+        self
+    }
+
     /// Whether the task, where it is shown as a whole, says where it stands inside the mesh.
-    pub(super) fn annotated(self, annotated: bool) -> Self {
-        Self { annotated, ..self }
+    pub(super) fn annotated(mut self, annotated: bool) -> Self {
+        self.annotated = annotated;
+        self
     }
 
     /// Whether it is for somebody who was asked something about another's task, and has been let see it.
-    pub(super) fn of_visitor(self, visits: bool) -> Self {
-        Self { visits, ..self }
+    pub(super) fn of_visitor(mut self, visits: bool) -> Self {
+        self.visits = visits;
+        self
     }
 
     /// What it says next; none at the end.
@@ -259,6 +273,14 @@ impl TaskStream {
                 tracing::warn!(task = %self.task, %error, "a stream goes on once the record can be read");
                 Page::Later
             }
+        }
+    }
+}
+
+impl Drop for TaskStream {
+    fn drop(&mut self) {
+        if let (Some(span), Some(last)) = (&mut self.span, self.after) {
+            span.set(names::STREAM_EVENT, i64::try_from(last).unwrap_or(i64::MAX));
         }
     }
 }

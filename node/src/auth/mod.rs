@@ -40,6 +40,8 @@ use axum::{
     response::Response,
 };
 
+use towline_core::{Principal, PrincipalRole};
+
 use crate::{
     a2a::{
         listener::PeerAddress,
@@ -90,6 +92,8 @@ pub struct AuthSettings {
     pub(crate) streams_per_principal: Option<u32>,
     /// Whether people sign in at devices.
     pub(crate) device_grant: DeviceGrantSettings,
+    /// Whether callers may not choose the trace that their tasks are part of.
+    pub(crate) own_traces: bool,
 }
 
 impl AuthSettings {
@@ -110,6 +114,7 @@ pub struct Auth {
     limiter: SourceLimiter,
     rates: Rates,
     sessions: OnceLock<Arc<dyn Sessions>>,
+    own_traces: bool,
     told: Mutex<Recent<Told, Instant>>,
 }
 
@@ -152,10 +157,20 @@ impl Auth {
             limiter: SourceLimiter::default(),
             rates: Rates::new(per_second, settings.streams_per_principal.unwrap_or(DEFAULT_STREAMS)),
             sessions: OnceLock::new(),
+            own_traces: settings.own_traces,
             told: Mutex::new(Recent::new(MAX_TOLD)),
             rules: settings.rules,
         };
         Ok(auth)
+    }
+
+    /// Whether the trace that a caller names is the one that its work is part of. One that is not known never chooses.
+    pub(crate) fn trusts_trace_of(&self, caller: &Principal) -> bool {
+        match caller.role() {
+            Some(PrincipalRole::Operator) | None => true,
+            Some(PrincipalRole::User | PrincipalRole::Agent) => !self.own_traces,
+            Some(PrincipalRole::Anonymous) => false,
+        }
     }
 
     /// Looks up bearers also here, from now on.

@@ -24,11 +24,12 @@ mod revoke;
 mod soak;
 mod subjects;
 mod task;
+mod trace;
 
 pub use error::BenchError;
 pub use options::{
     A2aArgs, AdoptArgs, BenchCommand, ClusterArgs, Common, DelegationArgs, IdleArgs, Pace, RevokeArgs, SoakArgs,
-    TaskArgs,
+    TaskArgs, TraceArgs,
 };
 
 use std::path::Path;
@@ -61,5 +62,6 @@ async fn measure(command: &BenchCommand, dir: &Path) -> Result<Report, BenchErro
         BenchCommand::Soak(args) => Box::pin(soak::run(args, dir)).await,
         BenchCommand::Revoke(args) => Box::pin(revoke::run(args, dir)).await,
         BenchCommand::A2a(args) => Box::pin(a2a::run(args, dir)).await,
+        BenchCommand::Trace(args) => Box::pin(trace::run(args, dir)).await,
     }
 }

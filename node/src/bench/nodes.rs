@@ -76,6 +76,11 @@ impl Nodes {
         Self::start_nodes(&this_program()?, dir, count, agents, 0, HeaderMap::new()).await
     }
 
+    /// Three nodes with what follows the line `agents:` of their configuration.
+    pub(super) async fn start_some_of(program: &Path, dir: &Path, agents: &str) -> Result<Self, BenchError> {
+        Self::start_nodes(program, dir, usize::MAX, agents, 0, HeaderMap::new()).await
+    }
+
     /// Three nodes where people can sign in, and the operator is who knows a token.
     pub(super) async fn start_signing_in(dir: &Path) -> Result<Self, BenchError> {
         let token = uuid::Uuid::now_v7().to_string();
@@ -172,7 +177,8 @@ fn copy_file(from: &Path, to: &Path, name: &str) -> Result<(), BenchError> {
 }
 
 /// An agent that answers at once, one that takes two seconds, and one that delegates to the first.
-const AGENTS: &str = "  - { name: noop, description: Does nothing., instruction: Do nothing., replicas: all }
+pub(super) const AGENTS: &str =
+    "  - { name: noop, description: Does nothing., instruction: Do nothing., replicas: all }
   - { name: slow, description: Speaks slowly., instruction: Speak slowly., replicas: all }
   - { name: boss, description: Delegates., instruction: Delegate., replicas: all, delegates: [noop] }
 ";

@@ -55,6 +55,9 @@ pub enum BenchCommand {
         after_help = "Examples:\n  towline bench a2a --clients 1,16\n  towline bench a2a --vs python,js --servers tests/a2a_servers"
     )]
     A2a(A2aArgs),
+    /// What spans cost, by the span and by the task
+    #[command(after_help = "Example:\n  towline bench trace --clients 16")]
+    Trace(TraceArgs),
 }
 
 impl BenchCommand {
@@ -68,6 +71,7 @@ impl BenchCommand {
             BenchCommand::Soak(args) => &args.common,
             BenchCommand::Revoke(args) => &args.common,
             BenchCommand::A2a(args) => &args.common,
+            BenchCommand::Trace(args) => &args.common,
         }
     }
 }
@@ -193,6 +197,18 @@ pub struct RevokeArgs {
     pub(super) rounds: u32,
 }
 
+/// `towline bench trace`
+#[derive(Debug, Clone, clap::Args)]
+pub struct TraceArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+    #[command(flatten)]
+    pub(super) pace: Pace,
+    /// How many clients, each with one task at a time
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16])]
+    pub(super) clients: Vec<u32>,
+}
+
 /// `towline bench idle`
 #[derive(Debug, Clone, clap::Args)]
 pub struct IdleArgs {
@@ -263,6 +279,13 @@ impl TaskArgs {
         within("--retained", self.retained.max(1), towline_core::limits::MAX_TERMINAL_TASKS as u64)?;
         check_clients(&self.clients)?;
         check_beside("--towline", self.towline.len())?;
+        self.pace.check()
+    }
+}
+
+impl TraceArgs {
+    pub(super) fn check(&self) -> Result<Plan, BenchError> {
+        check_clients(&self.clients)?;
         self.pace.check()
     }
 }

@@ -25,19 +25,34 @@ pub(crate) async fn run(args: SendArgs, client: &Client, output: &mut Output) ->
     let mut span = Span::root(names::span::CLI_SEND, Kind::Internal);
     span.set(names::CLI_COMMAND, format!("send {}", args.agent));
     let result = send(&args, message, client, &span, output).await;
+    if let Ok(Some(task)) = &result {
+        tell_trace(task, client, output).await;
+    }
     if let Err(error) = &result {
         span.fail("cli", &error.to_string());
     }
-    result
+    result.map(|_| ())
 }
 
+/// Says where the trace can be looked at, if the node knows. Nobody waits for it who reads JSON, and the task is done without it.
+async fn tell_trace(task: &str, client: &Client, output: &mut Output) {
+    if output.is_json() {
+        return;
+    }
+    match task::jaeger_url(task, client).await {
+        Ok(url) => url.into_iter().for_each(|url| output.note(format!("trace {url}"))),
+        Err(error) => tracing::debug!(%error, "where the trace is"),
+    }
+}
+
+/// The task that it made, if it made one.
 async fn send(
     args: &SendArgs,
     message: Message,
     client: &Client,
     span: &Span,
     output: &mut Output,
-) -> Result<(), CliError> {
+) -> Result<Option<String>, CliError> {
     let endpoints = client.agent(&args.agent)?;
     // Who waits for the end reads the stream as well: it names the task at once, and goes on at another node.
     let streams = !args.asynchronous;
@@ -58,7 +73,12 @@ async fn send(
     let unary = async |endpoint: &A2aClient| endpoint.send(&message, options.clone(), trace.as_ref()).await;
     let again = async |endpoint: &A2aClient| endpoint.stream(&message, options.clone(), trace.as_ref()).await;
     if !streams {
-        return show_reply(first_reached(&endpoints, unary).await?, true, output);
+        let reply = first_reached(&endpoints, unary).await?;
+        let task = match &reply {
+            SendReply::Task(task) => Some(task.id.clone()),
+            SendReply::Message(_) => None,
+        };
+        return show_reply(reply, true, output).map(|()| task);
     }
     let mut follow = Follow::new(&endpoints, trace);
     follow.shows_events = args.stream || (!args.wait && output.is_terminal());
@@ -78,10 +98,11 @@ async fn send(
         }
         follow.until_the_end(first, again, output).await
     };
-    match limit {
+    let followed = match limit {
         Some(limit) => tokio::time::timeout(limit, followed).await.unwrap_or_else(|_| Err(too_long(limit, &follow))),
         None => followed.await,
-    }
+    };
+    followed.map(|()| follow.task)
 }
 
 fn is_settled(state: TaskState) -> bool {
@@ -111,13 +132,8 @@ fn too_long(limit: Duration, follow: &Follow<'_>) -> CliError {
 
 /// The command line is the root of the trace; its spans go to a collector if the environment names one.
 fn trace_this_process() -> Option<towline_trace::Guard> {
-    let settings = Settings {
-        service_name: "towline-cli".to_owned(),
-        node_id: String::new(),
-        node_name: "cli".to_owned(),
-        cluster: String::new(),
-        otlp: None,
-    };
+    let settings =
+        Settings { service_name: "towline-cli".to_owned(), node_name: "cli".to_owned(), ..Settings::default() };
     towline_trace::install(settings).ok()
 }
 

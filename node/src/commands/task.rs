@@ -17,6 +17,7 @@ use super::{
 use crate::{
     cli::{ResolveArgs, TaskCommand, TaskListArgs, VerdictArg},
     error::CliError,
+    jaeger_json,
     output::Output,
     waterfall,
 };
@@ -43,7 +44,9 @@ pub(crate) async fn run(command: TaskCommand, client: &Client, output: &mut Outp
         TaskCommand::Wait { id, timeout } => wait(&id, timeout, client, output).await,
         TaskCommand::Subscribe { id, from } => subscribe(&id, from, client, output).await,
         TaskCommand::Push(command) => push::run(command, client, output).await,
-        TaskCommand::Trace { id, no_raft } => trace(&id, no_raft, client, output).await,
+        TaskCommand::Trace { id, open: true, .. } => open(&id, client, output).await,
+        TaskCommand::Trace { id, no_raft, open: false } => trace(&id, no_raft, client, output).await,
+        TaskCommand::Why { id } => why(&id, client, output).await,
     }
 }
 
@@ -248,16 +251,44 @@ async fn settled_at(endpoint: &A2aClient, id: &str) -> Result<Option<RemoteTask>
 #[derive(Deserialize)]
 struct Trace {
     trace_id: String,
+    jaeger_url: Option<String>,
+    #[serde(default)]
     spans: Vec<SpanRecord>,
+}
+
+/// Where the trace of a task can be looked at; none if the node does not say.
+pub(super) async fn jaeger_url(id: &str, client: &Client) -> Result<Option<String>, CliError> {
+    let answer = client.get(&format!("/api/v1/tasks/{id}/trace?spans=none")).await?;
+    Ok(serde_json::from_value::<Trace>(answer).map_err(CliError::other)?.jaeger_url)
+}
+
+async fn open(id: &str, client: &Client, output: &mut Output) -> Result<(), CliError> {
+    let missing =
+        "no node says where Jaeger is: set telemetry.jaeger_ui, as in http://127.0.0.1:16686, or leave --open out";
+    let url = jaeger_url(id, client).await?.ok_or_else(|| CliError::Usage(missing.to_owned()))?;
+    if output.is_json() { Ok(output.json(&serde_json::json!({ "jaeger_url": url }))?) } else { Ok(output.line(url)?) }
+}
+
+async fn why(id: &str, client: &Client, output: &mut Output) -> Result<(), CliError> {
+    let record: Value = client.get(&format!("/api/v1/tasks/{id}")).await?;
+    let why = record["why"].as_str().unwrap_or("the node is too old to say why");
+    if output.is_json() {
+        let state = record.pointer("/status/state");
+        return Ok(output.json(&serde_json::json!({ "state": state, "task": id, "why": why }))?);
+    }
+    Ok(output.line(why)?)
 }
 
 async fn trace(id: &str, no_raft: bool, client: &Client, output: &mut Output) -> Result<(), CliError> {
     let answer = client.get(&format!("/api/v1/tasks/{id}/trace")).await?;
-    if output.is_json() {
-        return Ok(output.json(&answer)?);
-    }
     let trace: Trace = serde_json::from_value(answer).map_err(CliError::other)?;
-    output.note(format!("trace {} ({} spans)", trace.trace_id, trace.spans.len()));
     let spans = if no_raft { waterfall::without_raft(&trace.spans) } else { trace.spans };
+    if output.is_json() {
+        return Ok(output.json(&jaeger_json::of(&spans))?);
+    }
+    output.note(format!("trace {} ({} spans)", trace.trace_id, spans.len()));
+    if let Some(url) = &trace.jaeger_url {
+        output.note(url.clone());
+    }
     Ok(output.text(&waterfall::render(&spans))?)
 }

@@ -188,7 +188,8 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
     let (triggers, hooks) = triggers::read(&mut root, &agents, &servers);
     let telemetry = telemetry::read(&mut root);
     let limits = limits::read(&mut root);
-    let auth = auth::read(&mut root, &mut node, &limits);
+    let mut auth = auth::read(&mut root, &mut node, &limits);
+    auth.own_traces = !telemetry.trust_callers;
     let push = push::read(&mut root);
     let cards = cards::read(&mut root);
     root.finish();

@@ -88,6 +88,18 @@ impl<'a> Field<'a> {
         None
     }
 
+    /// A number from 0 to 1.
+    pub(crate) fn part(&self) -> Option<f64> {
+        let number = match &self.tree.value {
+            Value::Int(number) => u8::try_from(*number).ok().map(f64::from),
+            Value::Float(number) => Some(*number),
+            Value::Text(text) if self.is_from_outside() => text.parse().ok(),
+            Value::Text(_) | Value::Null | Value::Bool(_) | Value::List(_) | Value::Map(_) => None,
+        };
+        let within = number.filter(|number| (0.0..=1.0).contains(number));
+        within.or_else(|| self.expected("a number from 0 to 1, as in 0.1"))
+    }
+
     /// True or false.
     pub(crate) fn flag(&self) -> Option<bool> {
         match &self.tree.value {

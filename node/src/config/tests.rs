@@ -231,7 +231,15 @@ fn each_kind_of_mistake_is_said_in_words() {
             "node: { name: a }\ntelemetry: { otlp: 'localhost:4317' }",
             "2:20 telemetry.otlp: \"localhost:4317\" is no URL",
         ),
-        ("node: { name: a }\ntelemetry: { otlp: 'https://x:4317' }", "2:20 telemetry.otlp: is https"),
+        ("node: { name: a }\ntelemetry: { sample: 1.5 }", "2:22 telemetry.sample: expected a number from 0 to 1"),
+        (
+            "node: { name: a }\ntelemetry: { protocol: http/json }",
+            "2:24 telemetry.protocol: \"http/json\" is no protocol",
+        ),
+        (
+            "node: { name: a }\ntelemetry: { content: all }",
+            "2:23 telemetry.content: \"all\" is not how content is captured",
+        ),
     ];
     for (text, expected) in table {
         let found = read_with(text, &[("K", "k")], &[]).map(|_| ()).unwrap_err();

@@ -38,6 +38,7 @@ impl MeshSpec<'_> {
         let cluster = quoted(self.cluster);
         let model = self.model();
         let program = quoted(&self.program.to_string_lossy());
+        let collector = collector();
         let folder = quoted(&self.folder.to_string_lossy());
         let surveyor = quoted(SURVEYOR);
         let reader = quoted(READER);
@@ -48,6 +49,7 @@ node:
   data: ./data
   listen: {{ http: \"{http}\", peer: \"{peer}\" }}
 cluster: {{ name: {cluster} }}
+telemetry: {{ service_name: towline-{name} }}
 front_door: surveyor
 models:
   default: {model}
@@ -55,7 +57,7 @@ mcp:
   servers:
     - name: fs
       transport: stdio
-      command: [{program}, mcp-files, {folder}]
+      command: [{program}, mcp-files, {folder}]{collector}
       allow: [list_directory, read_file, search_files]
       on_adoption: {{ \"*\": retry }}
 agents:
@@ -85,6 +87,14 @@ agents:
             }
         }
     }
+}
+
+/// The file tool has nothing of this process's environment: where spans go it is told, so that its own are in the trace.
+fn collector() -> String {
+    let is_for_spans = |name: &str| name.starts_with("OTEL_EXPORTER_OTLP_") || name.starts_with("OTEL_BSP_");
+    let named = std::env::vars().filter(|(name, _)| is_for_spans(name));
+    let named: Vec<String> = named.map(|(name, value)| format!("{name}: {}", quoted(&value))).collect();
+    if named.is_empty() { String::new() } else { format!("\n      env: {{ {} }}", named.join(", ")) }
 }
 
 /// A YAML scalar: JSON strings are YAML.

@@ -88,10 +88,8 @@ fn list_files(plan: &Plan) -> Result<Vec<FileFacts>, DemoError> {
 fn trace_this_process() -> Option<towline_trace::Guard> {
     let settings = towline_trace::Settings {
         service_name: "towline-cli".to_owned(),
-        node_id: String::new(),
         node_name: "cli".to_owned(),
-        cluster: String::new(),
-        otlp: None,
+        ..towline_trace::Settings::default()
     };
     towline_trace::install(settings).ok()
 }

@@ -107,7 +107,11 @@ async fn send(
     };
     let client = A2aClient::new(http.clone(), &door.endpoint);
     let failed = |source| DemoError::Send { url: door.endpoint.clone(), source };
-    let mut stream = client.stream(&message, SendOptions::default(), Some(&root.context())).await.map_err(failed)?;
+    let mut call = Span::child(names::span::SEND_STREAMING_MESSAGE, Kind::Client, &root.context());
+    call.set(names::A2A_METHOD_NAME, names::span::SEND_STREAMING_MESSAGE);
+    call.set(names::A2A_MESSAGE_ID, message.message_id.to_string());
+    call.set(names::GEN_AI_AGENT_NAME, "surveyor");
+    let mut stream = client.stream(&message, SendOptions::default(), Some(&call.context())).await.map_err(failed)?;
     let ended = || DemoError::Stream { reason: "it ended before its first event".to_owned() };
     let first = stream.next().await.ok_or_else(ended)?.map_err(failed)?;
     let towline_a2a::StreamEvent::Task(task) = &first.event else {

@@ -85,13 +85,8 @@ fn start_telemetry() -> Result<Option<towline_trace::Guard>, McpFilesError> {
     if std::env::var_os(COLLECTOR).is_none() {
         return Ok(None);
     }
-    let settings = towline_trace::Settings {
-        service_name: "towline-mcp-files".to_owned(),
-        node_id: String::new(),
-        node_name: String::new(),
-        cluster: String::new(),
-        otlp: None,
-    };
+    let settings =
+        towline_trace::Settings { service_name: "towline-mcp-files".to_owned(), ..towline_trace::Settings::default() };
     towline_trace::install(settings).map(Some).map_err(|error| McpFilesError::Telemetry(error.to_string()))
 }
 

@@ -184,6 +184,8 @@ fn span(tool: &str, context: &RequestContext<RoleServer>) -> Span {
         None => Span::root(name, Kind::Server),
     };
     span.set(names::MCP_METHOD_NAME, names::span::TOOLS_CALL);
+    span.set(names::GEN_AI_OPERATION_NAME, "execute_tool");
+    span.set(names::GEN_AI_TOOL_NAME, towline_a2a::shortened(tool));
     span
 }
 

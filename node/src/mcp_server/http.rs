@@ -236,7 +236,8 @@ async fn asked(
         (session.as_ref().map_or_else(Speaker::unknown, SessionId::speaker), session)
     };
     let era = speaker.era;
-    let span = span(parts, &request, &speaker, session.as_ref());
+    let trusted = server.a2a.auth.trusts_trace_of(&caller.principal);
+    let span = span(parts, &request, &speaker, session.as_ref(), trusted);
     let ask = Ask { server, caller, speaker, session, trace: span.context() };
     let id = request.id.clone();
     Ok(match dispatch::dispatch(ask, request, span).await {
@@ -264,18 +265,30 @@ fn status_of(era: Era, error: &RpcError) -> StatusCode {
     }
 }
 
-/// The SERVER span of a request, below the caller's if it sent its place in a trace.
-fn span(parts: &Parts, request: &message::Request, speaker: &Speaker, session: Option<&SessionId>) -> Span {
+/// The SERVER span of a request, below the caller's if it sent its place in a trace and may choose one: in `_meta`, or in the
+/// header, which is linked where both are there and differ.
+pub(super) fn span(
+    parts: &Parts,
+    request: &message::Request,
+    speaker: &Speaker,
+    session: Option<&SessionId>,
+    trusted: bool,
+) -> Span {
     let target = Some("tools/call").filter(|method| request.method == *method);
     let target = target.and_then(|_| request.params.get("name")).and_then(Value::as_str).map(towline_a2a::shortened);
     let method = towline_a2a::shortened(&request.method);
     let name = target.as_ref().map_or_else(|| method.clone(), |target| format!("{method} {target}"));
-    let in_header = || parts.headers.get("traceparent").and_then(|value| value.to_str().ok());
-    let parent = request.meta("traceparent").and_then(Value::as_str).or_else(in_header);
-    let mut span = match parent.and_then(|text| text.parse::<TraceContext>().ok()) {
-        Some(parent) => Span::child(name, Kind::Server, &parent),
+    let parsed = |text: &str| text.parse::<TraceContext>().ok();
+    let header = parts.headers.get("traceparent").and_then(|value| value.to_str().ok()).and_then(parsed);
+    let meta = request.meta("traceparent").and_then(Value::as_str).and_then(parsed);
+    let mut span = match meta.or(header) {
+        Some(parent) if trusted => Span::child(name, Kind::Server, &parent),
+        Some(said) => Span::root_beside(name, Kind::Server, said),
         None => Span::root(name, Kind::Server),
     };
+    if let Some((header, _)) = header.zip(meta).filter(|(header, meta)| header.trace_id != meta.trace_id) {
+        span.link(header, names::link::TRANSPORT);
+    }
     span.set(names::MCP_METHOD_NAME, method);
     span.set(names::MCP_PROTOCOL_VERSION, speaker.version);
     span.set(names::JSONRPC_REQUEST_ID, request.id.as_str().map_or_else(|| request.id.to_string(), str::to_owned));

@@ -291,7 +291,7 @@ async fn get_trace(ask: &Ask, task: &str) -> Result<Value, String> {
     let mut family = recovered_spans::family(cluster, id).await;
     family.retain(|_, task| principal.may_act_on(&task.owner));
     let mut spans = if principal.is_operator() { cluster.spans(context.trace_id).await } else { Vec::new() };
-    spans.extend(cluster.local(|state| recovered_spans::fill(state, id, &family, &spans)));
+    spans.extend(cluster.local(|state| recovered_spans::fill(state, &family, &spans)));
     spans.sort_by_key(|span| span.start_us);
     let truncated = spans.len() > MAX_SPANS;
     spans.truncate(MAX_SPANS);

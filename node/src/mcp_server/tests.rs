@@ -15,6 +15,7 @@ use crate::{
     auth::{AuthSettings, Evidence, Origin, Permits, Rule, Sha256},
 };
 
+mod carriers;
 mod confirming;
 mod legacy;
 mod protocol;

@@ -9,6 +9,7 @@ use towline_a2a::convert;
 use super::*;
 
 mod authorization;
+mod carriers;
 mod structured;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
