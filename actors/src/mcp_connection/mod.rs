@@ -16,10 +16,13 @@ mod catalogue;
 mod client;
 mod elicitation;
 mod events;
+mod forward;
+mod fuzz;
 mod guards;
 mod inspect;
 mod legacy;
 mod link;
+mod offers;
 mod pages;
 mod pins;
 mod revision;
@@ -57,8 +60,11 @@ use underway::Underway;
 
 pub(crate) use catalogue::wire_name;
 pub use catalogue::{READ_RESOURCE, ResourceInfo};
-pub use events::{CallEvent, CallEvents, Heard, Question, channel as call_events};
+pub use events::{CallEvent, CallEvents, Heard, Question, channel as call_events, passed_on};
+pub use forward::{Forward, NotForwarded};
+pub use fuzz::mcp_answer as fuzz_answer;
 pub use inspect::{McpInspection, PromptInfo, TemplateInfo};
+pub use offers::Offers;
 pub use revision::Capabilities;
 pub use tail::{TailKind, TailLine};
 
@@ -211,6 +217,7 @@ pub struct McpHandle {
     /// The last connection that a call has seen break, by its generation.
     broken: Arc<AtomicU64>,
     spool: Spool,
+    offers: offers::Known,
 }
 
 impl McpHandle {
@@ -239,7 +246,16 @@ impl McpHandle {
             Some(supervisor) => Actor::spawn_linked(None, ConnectionActor, arguments, supervisor).await?,
             None => Actor::spawn(None, ConnectionActor, arguments).await?,
         };
-        Ok(Self { config, actor, published, guards, tail, broken: Arc::default(), spool })
+        Ok(Self {
+            config,
+            actor,
+            published,
+            guards,
+            tail,
+            broken: Arc::default(),
+            spool,
+            offers: offers::Known::default(),
+        })
     }
 
     /// The server's name in the configuration.
@@ -255,6 +271,11 @@ impl McpHandle {
     /// The tools that agents may use. They stay listed while the server is down, so that a call can say so.
     pub fn tools(&self) -> Vec<ToolInfo> {
         self.published.borrow().tools.to_vec()
+    }
+
+    /// One of them, as its server names it.
+    pub fn tool(&self, name: &str) -> Option<ToolInfo> {
+        self.published.borrow().tools.iter().find(|known| known.tool == name).cloned()
     }
 
     /// The resources that the server listed last.
