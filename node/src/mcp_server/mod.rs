@@ -17,6 +17,7 @@ mod dispatch;
 mod gateway;
 mod headers;
 mod http;
+mod logs;
 mod message;
 mod metadata;
 mod reads;
@@ -27,6 +28,7 @@ mod settings;
 mod sse;
 pub(crate) mod stdio;
 mod surface;
+mod tasks;
 mod watch;
 mod writes;
 
