@@ -37,6 +37,9 @@ pub const TARGETS: &[Target] = &[
     Target { name: "caller_headers", run: towline::fuzz::caller_headers },
     Target { name: "configuration", run: towline::fuzz::configuration },
     Target { name: "push_url", run: towline::fuzz::push_url },
+    Target { name: "mcp_request", run: towline::fuzz::mcp_request },
+    Target { name: "mcp_ids", run: towline::fuzz::mcp_ids },
+    Target { name: "mcp_answer", run: towline::fuzz::mcp_answer },
 ];
 
 /// What a peer streams: server-sent events.

@@ -14,6 +14,7 @@
 mod agents;
 mod confirm;
 mod dispatch;
+pub(crate) mod fuzz;
 mod gateway;
 mod headers;
 mod http;
