@@ -17,6 +17,7 @@ mod idle;
 mod keys;
 mod load;
 mod machine;
+mod mcp;
 mod nodes;
 mod options;
 mod report;
@@ -27,8 +28,8 @@ mod task;
 
 pub use error::BenchError;
 pub use options::{
-    A2aArgs, AdoptArgs, BenchCommand, ClusterArgs, Common, DelegationArgs, IdleArgs, Pace, RevokeArgs, SoakArgs,
-    TaskArgs,
+    A2aArgs, AdoptArgs, BenchCommand, ClusterArgs, Common, DelegationArgs, IdleArgs, McpArgs, Pace, RevokeArgs,
+    SoakArgs, TaskArgs,
 };
 
 use std::path::Path;
@@ -61,5 +62,6 @@ async fn measure(command: &BenchCommand, dir: &Path) -> Result<Report, BenchErro
         BenchCommand::Soak(args) => Box::pin(soak::run(args, dir)).await,
         BenchCommand::Revoke(args) => Box::pin(revoke::run(args, dir)).await,
         BenchCommand::A2a(args) => Box::pin(a2a::run(args, dir)).await,
+        BenchCommand::Mcp(args) => Box::pin(mcp::run(args, dir)).await,
     }
 }

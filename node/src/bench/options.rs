@@ -55,6 +55,11 @@ pub enum BenchCommand {
         after_help = "Examples:\n  towline bench a2a --clients 1,16\n  towline bench a2a --vs python,js --servers tests/a2a_servers"
     )]
     A2a(A2aArgs),
+    /// Calls of a tool that does next to nothing, over HTTP and standard input, beside other MCP servers
+    #[command(
+        after_help = "Examples:\n  towline bench mcp --clients 1,64\n  towline bench mcp --vs rmcp,ts,python --servers tests/mcp_servers"
+    )]
+    Mcp(McpArgs),
 }
 
 impl BenchCommand {
@@ -68,6 +73,7 @@ impl BenchCommand {
             BenchCommand::Soak(args) => &args.common,
             BenchCommand::Revoke(args) => &args.common,
             BenchCommand::A2a(args) => &args.common,
+            BenchCommand::Mcp(args) => &args.common,
         }
     }
 }
@@ -173,6 +179,24 @@ pub struct A2aArgs {
     pub(super) clients: Vec<u32>,
 }
 
+/// `towline bench mcp`
+#[derive(Debug, Clone, clap::Args)]
+pub struct McpArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+    #[command(flatten)]
+    pub(super) pace: Pace,
+    /// What is measured beside it, by the name of its program in the folder of `--servers`
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(super) vs: Vec<String>,
+    /// Where the programs of other MCP servers are: each is given a port, or `stdio`, and has a tool `noop`
+    #[arg(long, value_name = "DIR", default_value = "tests/mcp_servers")]
+    pub(super) servers: PathBuf,
+    /// How many clients, or calls that are under way on one pipe
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 64])]
+    pub(super) clients: Vec<u32>,
+}
+
 /// `towline bench adopt`
 #[derive(Debug, Clone, clap::Args)]
 pub struct AdoptArgs {
@@ -230,6 +254,14 @@ pub(super) fn check_clients(clients: &[u32]) -> Result<(), BenchError> {
 }
 
 impl A2aArgs {
+    pub(super) fn check(&self) -> Result<Plan, BenchError> {
+        check_clients(&self.clients)?;
+        check_beside("--vs", self.vs.len())?;
+        self.pace.check()
+    }
+}
+
+impl McpArgs {
     pub(super) fn check(&self) -> Result<Plan, BenchError> {
         check_clients(&self.clients)?;
         check_beside("--vs", self.vs.len())?;
