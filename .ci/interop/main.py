@@ -36,10 +36,11 @@ START_SECONDS = 60
 TOOLS_SECONDS = 120
 
 
-def mesh(modules: Path, everything_port: int, aimock: str, notes: Path, peer_ports: list[int]) -> str:
+def mesh(modules: Path, everything_port: int, python_port: int, aimock: str, notes: Path, peer_ports: list[int]) -> str:
     """What every node of the cluster runs."""
     servers = modules / "node_modules" / "@modelcontextprotocol"
-    everything, filesystem = (servers / f"server-{name}" / "dist" / "index.js" for name in ("everything", "filesystem"))
+    names = ("everything", "filesystem", "memory")
+    everything, filesystem, memory = (servers / f"server-{name}" / "dist" / "index.js" for name in names)
     return f"""
 front_door: talker
 models:
@@ -49,10 +50,13 @@ mcp:
     - {{ name: stdio, transport: stdio, command: [node, "{everything}", stdio], on_adoption: {{ "*": retry }} }}
     - {{ name: http, endpoint: "http://127.0.0.1:{everything_port}/mcp", on_adoption: {{ "*": retry }} }}
     - {{ name: files, transport: stdio, command: [node, "{filesystem}", "{notes}"], allow: ["list_*", "read_*"] }}
+    - {{ name: memory, transport: stdio, command: [node, "{memory}"], env: {{ MEMORY_FILE_PATH: "{notes.parent}/memory.jsonl" }}, on_adoption: {{ "*": retry }} }}
+    - {{ name: python, endpoint: "http://127.0.0.1:{python_port}/mcp", on_adoption: {{ "*": retry }} }}
 agents:
   - {{ name: talker, description: Talks about ropes., instruction: Talk., ask_human: true, replicas: all }}
   - {{ name: calculator, description: Adds., instruction: Add., tools: ["stdio.*"], replicas: all }}
   - {{ name: forecaster, description: Knows the weather., instruction: Forecast., tools: ["http.*"], replicas: all }}
+  - {{ name: tracer, description: Traces., instruction: Trace., tools: ["python.*", "memory.*"], replicas: all }}
   - {{ name: librarian, description: Reads notes., instruction: Read., tools: ["files.*"], replicas: all }}
   - {{ name: manager, description: Has others work., instruction: Delegate., delegates: [talker, python, javascript], replicas: all }}
 peers:
@@ -147,17 +151,19 @@ def main() -> int:
     notes.mkdir()
     signed_cards.make_key(folder / "card.pem")
     (notes / "note.md").write_text(f"# Note\n\n{NOTE}\n")
-    everything_port, aimock_port, *peer_ports = free_ports(4)
+    everything_port, python_port, aimock_port, *peer_ports = free_ports(5)
     programs = scripts(modules, folder)
     aimock = f"http://127.0.0.1:{aimock_port}"
     running: list[Process] = []
-    config = mesh(modules, everything_port, aimock, notes, peer_ports)
+    config = mesh(modules, everything_port, python_port, aimock, notes, peer_ports)
     cluster = Cluster(arguments.binary.resolve(), folder, config, {"INTEROP_KEY": KEY})
     results: list[Checks] = []
     try:
         running.append(start_everything(modules, folder, everything_port))
         running.append(start_aimock(modules, folder, notes, aimock_port))
+        running.append(Process([sys.executable, str(HERE / "mcp_server.py"), str(python_port)], folder / "python-mcp.log"))
         wait_listening(running[0], f"http://127.0.0.1:{everything_port}/")
+        wait_listening(running[2], f"http://127.0.0.1:{python_port}/mcp")
         wait_listening(running[1], f"{aimock}/__aimock/journal")
         peers = start_peers(programs, folder, peer_ports)
         running.extend(peers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 
 from checks import Checks
@@ -16,6 +18,7 @@ def run(cluster: Cluster, notes: str) -> Checks:
     check_stdio(cluster, checks)
     check_http(cluster, checks)
     check_files(cluster, checks, notes)
+    check_trace(cluster, checks)
     check_refusals(cluster, checks)
     return checks
 
@@ -28,7 +31,7 @@ def content(outcome: dict) -> str:
 
 def check_listing(cluster: Cluster, checks: Checks) -> None:
     listed = httpx.get(f"{cluster.urls[0]}/api/v1/mcp", timeout=20).text
-    for server in ("stdio", "http", "files"):
+    for server in ("stdio", "http", "files", "memory", "python"):
         checks.that(f"server {server} is listed", f'"{server}"' in listed, listed)
 
 
@@ -59,6 +62,19 @@ def check_files(cluster: Cluster, checks: Checks, notes: str) -> None:
     outside = found["call_outside"]
     refused = outside.get("Returned", {}).get("is_error") and "denied" in content(outside).lower()
     checks.that("a path outside is the tool's own error, shown to the model", bool(refused), outside)
+
+
+def check_trace(cluster: Cluster, checks: Checks) -> None:
+    """The Python SDK has OpenTelemetry built in: its span is part of the trace that began with the A2A request."""
+    task = cluster.send("tracer", "Please trace it.", node=1)
+    checks.equal("a Python SDK server over HTTP, and server-memory: the task", task["status"]["state"], COMPLETED)
+    record = cluster.record(task["id"])
+    found = outcomes(record)
+    spans = [json.dumps(step["span"]) for step in record["journal"]]
+    said = content(found["call_traced"]).strip()
+    is_one = len(said) == 32 and all(said in span for span in spans)
+    checks.that("one trace id from the request to the server's own span", is_one, (said, spans))
+    checks.that("server-memory remembers", "towline" in content(found["call_remember"]), found)
 
 
 def check_refusals(cluster: Cluster, checks: Checks) -> None:

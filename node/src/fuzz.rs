@@ -7,6 +7,7 @@ use crate::{
     a2a::{blob_range_of, fuzz_http_request, fuzz_request},
     auth,
     config::{self, Overrides},
+    mcp_server,
 };
 
 /// A JSON-RPC request of a client, down to the core's types, whatever method it names.
@@ -87,4 +88,20 @@ pub fn a2e_message(bytes: &[u8]) {
 pub fn configuration(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     drop(config::read(text, "/nowhere".into(), &Overrides::default()));
+}
+
+/// A request to the MCP door: lines of its head, an empty line, its body.
+pub fn mcp_request(bytes: &[u8]) {
+    mcp_server::fuzz::message(bytes);
+}
+
+/// The ids of a session and of an event of the MCP door.
+pub fn mcp_ids(bytes: &[u8]) {
+    mcp_server::fuzz::ids(bytes);
+}
+
+/// What an MCP server answers: as a connection reads it, and as the gateway passes it on.
+pub fn mcp_answer(bytes: &[u8]) {
+    towline_actors::mcp_connection::fuzz_answer(bytes);
+    mcp_server::fuzz::passed_on(bytes);
 }

@@ -63,6 +63,14 @@ async fn streams_of_a_revoked_session_end_at_every_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn calls_of_a_tool_are_measured_over_both_ways() {
+    let rows = rows(&["mcp", "--clients", "2", "--seconds", "1", "--rounds", "1"]).await;
+    let benches: Vec<&str> = rows.iter().map(|row| row["bench"].as_str().unwrap()).collect();
+    assert_eq!(benches, ["mcp call, http", "mcp call, stdio"]);
+    assert!(rows.iter().all(|row| row["cpu_us"].as_f64() > Some(0.0)), "{rows:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn messages_and_cards_of_one_node_in_memory_are_measured() {
     let rows = rows(&["a2a", "--clients", "2", "--seconds", "1", "--rounds", "1"]).await;
     let benches: Vec<&str> = rows.iter().map(|row| row["bench"].as_str().unwrap()).collect();

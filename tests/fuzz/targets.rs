@@ -38,6 +38,9 @@ pub const TARGETS: &[Target] = &[
     Target { name: "configuration", run: towline::fuzz::configuration },
     Target { name: "push_url", run: towline::fuzz::push_url },
     Target { name: "a2e_message", run: towline::fuzz::a2e_message },
+    Target { name: "mcp_request", run: towline::fuzz::mcp_request },
+    Target { name: "mcp_ids", run: towline::fuzz::mcp_ids },
+    Target { name: "mcp_answer", run: towline::fuzz::mcp_answer },
 ];
 
 /// What a peer streams: server-sent events.

@@ -19,8 +19,12 @@ pub struct McpClient {
 impl McpClient {
     /// Begins a session at a node.
     pub async fn begin(url: &str) -> Self {
-        let params =
-            json!({ "capabilities": {}, "clientInfo": { "name": "t", "version": "1" }, "protocolVersion": REVISION });
+        Self::begin_with(url, json!({})).await
+    }
+
+    /// The same, with what the client can do.
+    pub async fn begin_with(url: &str, capabilities: Value) -> Self {
+        let params = json!({ "capabilities": capabilities, "clientInfo": { "name": "t", "version": "1" }, "protocolVersion": REVISION });
         let body = json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params });
         let answer = http_client().post(format!("{url}/mcp")).json(&body).send().await.unwrap();
         assert_eq!(answer.status().as_u16(), 200);
@@ -32,11 +36,30 @@ impl McpClient {
         request.header("mcp-protocol-version", REVISION).header("accept", "application/json, text/event-stream")
     }
 
-    /// Asks a node; the last message of the answer.
-    pub async fn ask(&self, url: &str, method: &str, params: Value) -> Value {
+    /// Asks a node; the answer as it came.
+    pub async fn ask_text(&self, url: &str, method: &str, params: Value) -> String {
         let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
         let sent = self.request(reqwest::Method::POST, url).json(&body).timeout(PATIENCE).send().await.unwrap();
-        let text = sent.text().await.unwrap();
+        sent.text().await.unwrap()
+    }
+
+    /// Asks a node, and listens to what comes on the way to the answer.
+    pub async fn ask_and_listen(&self, url: &str, method: &str, params: Value) -> Listened {
+        let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+        let answer = self.request(reqwest::Method::POST, url).json(&body).send().await.unwrap();
+        assert_eq!(answer.headers()["content-type"], "text/event-stream");
+        Listened { bytes: answer.bytes_stream().boxed(), text: String::new(), last: None }
+    }
+
+    /// Says something to a node that it does not answer.
+    pub async fn say(&self, url: &str, message: &Value) {
+        let said = self.request(reqwest::Method::POST, url).json(message).timeout(PATIENCE).send().await.unwrap();
+        assert_eq!(said.status().as_u16(), 202);
+    }
+
+    /// Asks a node; the last message of the answer.
+    pub async fn ask(&self, url: &str, method: &str, params: Value) -> Value {
+        let text = self.ask_text(url, method, params).await;
         let last = text.lines().rev().find(|line| line.contains('{')).unwrap_or_else(|| panic!("{text:?}"));
         serde_json::from_str(last.trim_start_matches("data:")).unwrap_or_else(|_| panic!("{text}"))
     }

@@ -199,7 +199,7 @@ impl McpHandle {
     /// # Errors
     /// When the server is not there, has none, or the list cannot be had.
     pub async fn listed_resources(&self) -> Result<Vec<Value>, CallError> {
-        self.listed(&pages::RESOURCES, "resources", |has| has.resources).await
+        self.listed_now(&pages::RESOURCES, "resources", |has| has.resources).await
     }
 
     /// Its templates of resources, as they are listed.
@@ -207,7 +207,7 @@ impl McpHandle {
     /// # Errors
     /// As for its resources.
     pub async fn listed_templates(&self) -> Result<Vec<Value>, CallError> {
-        self.listed(&pages::TEMPLATES, "resources", |has| has.resources).await
+        self.listed_now(&pages::TEMPLATES, "resources", |has| has.resources).await
     }
 
     /// Its prompts, as they are listed.
@@ -215,10 +215,10 @@ impl McpHandle {
     /// # Errors
     /// As for its resources.
     pub async fn listed_prompts(&self) -> Result<Vec<Value>, CallError> {
-        self.listed(&pages::PROMPTS, "prompts", |has| has.prompts).await
+        self.listed_now(&pages::PROMPTS, "prompts", |has| has.prompts).await
     }
 
-    async fn listed<T: Serialize + DeserializeOwned>(
+    async fn listed_now<T: Serialize + DeserializeOwned>(
         &self,
         kind: &Kind<T>,
         what: &str,

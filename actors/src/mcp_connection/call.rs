@@ -36,7 +36,7 @@ use super::{
 use crate::{config::McpServerConfig, stored};
 
 /// How long a call waits for a connection that is being made: longer than a handshake may take.
-const WAIT_FOR_SERVER: Duration = Duration::from_secs(12);
+pub(super) const WAIT_FOR_SERVER: Duration = Duration::from_secs(12);
 
 /// A call waits for the next try to connect if that is this near; else it says at once that the server is down.
 const SOON: Duration = Duration::from_secs(2);
@@ -48,16 +48,16 @@ const RATE_WAIT: Duration = Duration::from_secs(10);
 const MAX_RATE_WAITS: u32 = 3;
 
 /// Time to hand a request to the connection, whose queue is full only where the server reads nothing.
-const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Rounds of questions in one call: more are no conversation.
-const MAX_INPUT_ROUNDS: u32 = 10;
+pub(super) const MAX_INPUT_ROUNDS: u32 = 10;
 
 /// Questions of one round.
 const MAX_INPUTS: usize = 8;
 
 /// Longest error message of a server that is passed on, in characters.
-const MAX_ERROR_CHARS: usize = 2_000;
+pub(super) const MAX_ERROR_CHARS: usize = 2_000;
 
 /// Largest block of an unknown kind that is passed on, as JSON.
 const MAX_UNKNOWN_BYTES: usize = 16 * 1024;
@@ -106,16 +106,7 @@ async fn call_uncanceled(handle: &McpHandle, request: &CallRequest) -> Result<To
                 tokio::time::sleep(left).await;
                 continue;
             }
-            Err(Closed::Asked(left)) => {
-                let left = left.as_secs_f32();
-                let message = format!("{what}: the server asked to be left alone for another {left:.1} s");
-                return Err(error("rate_limited", message));
-            }
-            Err(Closed::Open(left)) => {
-                let left = left.as_secs_f32();
-                let message = format!("{what}: the last calls were not answered; the next one is made in {left:.1} s");
-                return Err(error("circuit_open", message));
-            }
+            Err(closed) => return Err(is_closed(&what, &closed)),
         };
         let result = Box::pin(over_a_connection(handle, request)).await;
         pass.tell(sign(&result));
@@ -126,9 +117,27 @@ async fn call_uncanceled(handle: &McpHandle, request: &CallRequest) -> Result<To
     }
 }
 
+/// Why no call is made now.
+pub(super) fn is_closed(what: &str, closed: &Closed) -> CallError {
+    match closed {
+        Closed::Asked(left) => {
+            let left = left.as_secs_f32();
+            error("rate_limited", format!("{what}: the server asked to be left alone for another {left:.1} s"))
+        }
+        Closed::Open(left) => {
+            let left = left.as_secs_f32();
+            let message = format!("{what}: the last calls were not answered; the next one is made in {left:.1} s");
+            error("circuit_open", message)
+        }
+    }
+}
+
 /// What the end of a call says about its server.
 fn sign(result: &Result<ToolResult, CallError>) -> Sign {
-    let Err(error) = result else { return Sign::Alive };
+    result.as_ref().err().map_or(Sign::Alive, sign_of)
+}
+
+pub(super) fn sign_of(error: &CallError) -> Sign {
     match error.error_type.as_ref() {
         "timeout" | "connection_lost" | "http_error" => Sign::Silent,
         "server_unavailable" | "unknown_tool" | "canceled" => Sign::Unknown,
@@ -162,9 +171,9 @@ fn is_generation(published: &Published, generation: u64) -> bool {
 }
 
 /// An attempt that failed below the protocol.
-struct Failure {
-    error: CallError,
-    never_arrived: bool,
+pub(super) struct Failure {
+    pub error: CallError,
+    pub never_arrived: bool,
 }
 
 /// Why a call is not made at all: what the server did not offer is not asked of it, whatever it would say to that.
@@ -221,24 +230,36 @@ async fn attempt(
         return Ok(Ok(ToolResult { text, structured: None, files: Vec::new(), is_error: true, answer }));
     }
     let what = format!("call {}.{}", handle.config.name, request.tool);
-    if let Some(status) = http_status(&service_error) {
-        return Ok(Err(refused_by_status(handle, &what, status)));
+    let failure = failed(handle, live, &what, &service_error);
+    let is_refused = http_status(&service_error).is_some() || unauthorized(&service_error).is_some();
+    if is_broken(&service_error) && !is_refused {
+        Err(failure)
+    } else {
+        Ok(Err(failure.error))
     }
-    if let Some(why) = unauthorized(&service_error) {
-        return Ok(Err(error("unauthorized", text::plain(&format!("{what}: {why}"), MAX_ERROR_CHARS))));
+}
+
+/// What a failure comes to. The actor is told of a connection that broke.
+pub(super) fn failed(handle: &McpHandle, live: &Live, what: &str, service_error: &ServiceError) -> Failure {
+    if let Some(status) = http_status(service_error) {
+        return Failure { error: refused_by_status(handle, what, status), never_arrived: false };
     }
-    let mut error = call_error(&what, &service_error);
-    if !is_broken(&service_error) {
-        return Ok(Err(error));
+    if let Some(why) = unauthorized(service_error) {
+        let error = error("unauthorized", text::plain(&format!("{what}: {why}"), MAX_ERROR_CHARS));
+        return Failure { error, never_arrived: false };
     }
-    let never_arrived = never_arrived(&service_error);
+    let mut error = call_error(what, service_error);
+    if !is_broken(service_error) {
+        return Failure { error, never_arrived: false };
+    }
+    let never_arrived = never_arrived(service_error);
     error.may_have_happened = !never_arrived;
     // The actor learns of it in its turn; until then no other call goes that way.
     handle.broken.fetch_max(live.generation, Ordering::Relaxed);
     let suspicion = ConnectionMsg::Suspect { generation: live.generation, reason: error.message.clone() };
     // A stopped actor has nothing to reconnect.
     let _ = handle.actor.cast(suspicion);
-    Err(Failure { error, never_arrived })
+    Failure { error, never_arrived }
 }
 
 /// Codes of a resource that is not there: up to 2025-11-25, and since.
@@ -301,7 +322,7 @@ async fn exchange(handle: &McpHandle, live: &Live, request: &CallRequest) -> Res
 }
 
 /// What a person, or the agent behind a bridge, says to the questions of a result. What nobody may be asked is not answered.
-async fn answered(
+pub(super) async fn answered(
     config: &McpServerConfig,
     live: &Live,
     required: &InputRequiredResult,
@@ -332,15 +353,15 @@ async fn answered(
 }
 
 /// The time of a call: that without a word, and that for everything.
-struct Clock {
+pub(super) struct Clock {
     idle: Duration,
     /// The end of all; later by what people took to answer.
-    total: Instant,
+    pub total: Instant,
     limit: Duration,
 }
 
 impl Clock {
-    fn new(handle: &McpHandle, request: &CallRequest) -> Self {
+    pub fn new(handle: &McpHandle, request: &CallRequest) -> Self {
         let limit = request.timeout.unwrap_or(handle.config.call_timeout);
         Self { idle: handle.config.idle_timeout.min(limit), total: Instant::now() + limit, limit }
     }
@@ -378,7 +399,7 @@ async fn one_round(
 }
 
 /// Waits for the answer. Every word of progress gives the call its idle time anew; while a person is asked no time runs.
-async fn await_answer(
+pub(super) async fn await_answer(
     mut sent: RequestHandle<RoleClient>,
     noted: &mut Noted,
     clock: &mut Clock,
@@ -422,7 +443,7 @@ fn arguments(arguments: &Value) -> Option<JsonObject> {
     arguments.as_object().cloned()
 }
 
-fn meta(request: &CallRequest) -> RequestMetaObject {
+pub(super) fn meta(request: &CallRequest) -> RequestMetaObject {
     let trace_state = (!request.trace_state.is_empty()).then(|| ("tracestate", request.trace_state.clone()));
     let entries = [
         ("traceparent", request.trace.to_string()),
@@ -441,13 +462,13 @@ fn meta(request: &CallRequest) -> RequestMetaObject {
 }
 
 /// Tells the server that a request is canceled when the one who waits for it goes away.
-struct CancelOnDrop {
-    peer: Peer<RoleClient>,
-    id: Option<RequestId>,
+pub(super) struct CancelOnDrop {
+    pub peer: Peer<RoleClient>,
+    pub id: Option<RequestId>,
 }
 
 impl CancelOnDrop {
-    fn disarm(mut self) {
+    pub fn disarm(mut self) {
         self.id = None;
     }
 }
@@ -501,11 +522,11 @@ fn unavailable(name: &str, why: &str) -> CallError {
     error("server_unavailable", format!("MCP server {name} is not there: {why}"))
 }
 
-fn canceled(tool: &str) -> CallError {
+pub(super) fn canceled(tool: &str) -> CallError {
     error("canceled", format!("call {tool}: canceled"))
 }
 
-fn error(error_type: &'static str, message: String) -> CallError {
+pub(super) fn error(error_type: &'static str, message: String) -> CallError {
     CallError { error_type: Cow::Borrowed(error_type), message, may_have_happened: false }
 }
 
@@ -540,7 +561,7 @@ fn never_arrived(failure: &ServiceError) -> bool {
 
 /// Reads the answer as JSON, so that a content block of an unknown kind does not spoil the others. Large files and texts are
 /// on a majority of the voters when it returns.
-async fn read_result(result: ServerResult, spool: &Spool) -> Result<ToolResult, CallError> {
+pub(super) async fn read_result(result: ServerResult, spool: &Spool) -> Result<ToolResult, CallError> {
     let malformed = |why: &str| error("malformed_response", format!("read the tool's answer: {why}"));
     if matches!(result, ServerResult::InputRequiredResult(_)) {
         let message = "the tool asks for input, which is not offered: set elicitation: true for its server";

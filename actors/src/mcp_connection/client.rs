@@ -176,7 +176,7 @@ impl ClientHandler for Client {
 
     async fn on_prompt_list_changed(&self, _: NotificationContext<RoleClient>) {
         self.tail.notices().tell("notifications/prompts/list_changed", &json!({}));
-        self.tail.say(TailKind::Notification, "the list of prompts changed");
+        self.lists_changed("the list of prompts");
     }
 
     async fn on_custom_notification(&self, said: CustomNotification, _: NotificationContext<RoleClient>) {

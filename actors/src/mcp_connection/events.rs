@@ -1,6 +1,7 @@
 //! What a server says about a call while it is under way, on its way to the task that called: bounded, and never a reason
 //! for the server to wait. Of progress only the furthest is kept.
 
+use futures::FutureExt as _;
 use serde_json::Value;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -74,6 +75,8 @@ struct Senders {
     progress: watch::Sender<Option<Progress>>,
     logs: mpsc::Sender<String>,
     questions: mpsc::Sender<Question>,
+    /// Log messages go as the parameters of their notification, for who passes them on.
+    whole_logs: bool,
 }
 
 /// The events of a call, as they come.
@@ -86,19 +89,33 @@ pub struct Heard {
 
 /// A way for the events of one call.
 pub fn channel() -> (CallEvents, Heard) {
-    channel_of(None)
+    made(None, false)
 }
 
 /// The same for a call of somebody who is asked what its server wants to know ([`super::HostAsk::caller`]).
 pub fn channel_of(caller: Option<Arc<str>>) -> (CallEvents, Heard) {
+    made(caller, false)
+}
+
+/// The same, for who passes them on: a log message is the parameters of its notification, as JSON.
+pub fn passed_on() -> (CallEvents, Heard) {
+    made(None, true)
+}
+
+fn made(caller: Option<Arc<str>>, whole_logs: bool) -> (CallEvents, Heard) {
     let (progress, progresses) = watch::channel(None);
     let (logs, logged) = mpsc::channel(MAX_LOGS);
     let (questions, asked) = mpsc::channel(MAX_QUESTIONS);
     let heard = Heard { progress: progresses, logs: logged, questions: asked };
-    (CallEvents(Some(Senders { caller, progress, logs, questions })), heard)
+    (CallEvents(Some(Senders { caller, progress, logs, questions, whole_logs })), heard)
 }
 
 impl Heard {
+    /// An event that has come already.
+    pub fn waiting(&mut self) -> Option<CallEvent> {
+        self.next().now_or_never()
+    }
+
     /// The next event. Waits for ever when there can be none.
     pub async fn next(&mut self) -> CallEvent {
         tokio::select! {
@@ -125,6 +142,10 @@ impl CallEvents {
             }
             is_further
         });
+    }
+
+    pub(super) fn wants_whole_logs(&self) -> bool {
+        self.0.as_ref().is_some_and(|senders| senders.whole_logs)
     }
 
     pub(super) fn log(&self, line: String) {

@@ -18,11 +18,14 @@ mod client;
 mod credentials;
 mod elicitation;
 mod events;
+mod forward;
+mod fuzz;
 mod guards;
 mod inspect;
 mod legacy;
 mod link;
 mod login;
+mod offers;
 mod pages;
 mod pins;
 mod revision;
@@ -68,8 +71,11 @@ pub use catalogue::{READ_RESOURCE, ResourceInfo};
 pub use credentials::{
     AuthError, BegunLogin, DeviceLogin, McpAuth, McpSecurity, McpTls, OAuthGrant, OAuthSettings, SigV4Settings,
 };
-pub use events::{CallEvent, CallEvents, Heard, Question, channel as call_events, channel_of as call_events_of};
+pub use events::{CallEvent, CallEvents, Heard, Question, channel as call_events, channel_of as call_events_of, passed_on};
+pub use forward::{Forward, NotForwarded};
+pub use fuzz::mcp_answer as fuzz_answer;
 pub use inspect::{McpInspection, PromptInfo, TemplateInfo};
+pub use offers::Offers;
 pub use revision::Capabilities;
 pub(crate) use subscriptions::ResourceWatch;
 pub use tail::{TailKind, TailLine};
@@ -238,6 +244,7 @@ pub struct McpHandle {
     spool: Spool,
     watches: Watches,
     credentials: Credentials,
+    offers: offers::Known,
 }
 
 impl McpHandle {
@@ -269,7 +276,18 @@ impl McpHandle {
             Some(supervisor) => Actor::spawn_linked(None, ConnectionActor, arguments, supervisor).await?,
             None => Actor::spawn(None, ConnectionActor, arguments).await?,
         };
-        Ok(Self { config, actor, published, guards, tail, broken: Arc::default(), spool, watches, credentials })
+        Ok(Self {
+            config,
+            actor,
+            published,
+            guards,
+            tail,
+            broken: Arc::default(),
+            spool,
+            watches,
+            credentials,
+            offers: offers::Known::default(),
+        })
     }
 
     /// The server's name in the configuration.
@@ -285,6 +303,11 @@ impl McpHandle {
     /// The tools that agents may use. They stay listed while the server is down, so that a call can say so.
     pub fn tools(&self) -> Vec<ToolInfo> {
         self.published.borrow().tools.to_vec()
+    }
+
+    /// One of them, as its server names it.
+    pub fn tool(&self, name: &str) -> Option<ToolInfo> {
+        self.published.borrow().tools.iter().find(|known| known.tool == name).cloned()
     }
 
     /// The resources that the server listed last.

@@ -9,12 +9,13 @@
 
 mod decode;
 mod filter;
+mod originals;
 
 use futures::{
     Stream, StreamExt,
     stream::{self, BoxStream},
 };
-use serde_json::Value;
+use serde_json::{Value, value::RawValue};
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
@@ -26,6 +27,7 @@ use towline_cluster::ClusterHandle;
 use towline_core::Blob;
 
 use filter::{Filter, Framing, MAX_MESSAGE_BYTES, MAX_MESSAGE_VALUES};
+use originals::Originals;
 
 /// Strings that wait to be claimed: more than the calls of one connection have. Beyond it the oldest are forgotten.
 const MAX_WAITING: usize = 16_384;
@@ -34,7 +36,7 @@ const MAX_WAITING: usize = 16_384;
 const READ_BYTES: usize = 64 * 1024;
 
 /// How tokens begin.
-const TOKEN: &str = "towline-spooled-";
+pub(super) const TOKEN: &str = "towline-spooled-";
 
 /// What became of a long string.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,16 +64,23 @@ pub(super) struct Spool(Arc<Inner>);
 struct Inner {
     cluster: Option<ClusterHandle>,
     waiting: Mutex<VecDeque<(String, Spooled)>>,
+    originals: Originals,
 }
 
 impl Spool {
     /// Without a cluster long strings are refused.
     pub(super) fn new(cluster: Option<ClusterHandle>) -> Self {
-        Self(Arc::new(Inner { cluster, waiting: Mutex::default() }))
+        Self(Arc::new(Inner { cluster, waiting: Mutex::default(), originals: Originals::default() }))
     }
 
     pub(super) fn cluster(&self) -> Option<&ClusterHandle> {
         self.0.cluster.as_ref()
+    }
+
+    /// Keeps results as they come for as long as what this returns.
+    pub(super) fn want_originals(&self) -> Wanted {
+        self.0.originals.want();
+        Wanted(self.clone())
     }
 
     /// What a child process writes, a message per line.
@@ -164,6 +173,22 @@ impl Spool {
 
     fn waiting(&self) -> std::sync::MutexGuard<'_, VecDeque<(String, Spooled)>> {
         self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Results are kept as they come until this is dropped.
+pub(super) struct Wanted(Spool);
+
+impl Wanted {
+    /// The result under the id of a request, as its server wrote it.
+    pub(super) fn take(&self, id: &str) -> Option<Box<RawValue>> {
+        self.0.0.originals.take(id)
+    }
+}
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        self.0.0.originals.want_no_more();
     }
 }
 

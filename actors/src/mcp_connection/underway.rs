@@ -23,6 +23,9 @@ const MAX_PROGRESS_CHARS: usize = 256;
 /// Longest log message that is passed on, in characters.
 const MAX_LOG_CHARS: usize = 1_024;
 
+/// Longest log message that is passed on as it is, as JSON.
+const MAX_WHOLE_LOG_BYTES: usize = 16 * 1024;
+
 /// Progress tokens that are unknown yet: a server may be quicker than the note of the call it answers.
 const MAX_EARLY: usize = 32;
 
@@ -98,7 +101,7 @@ impl Underway {
     pub(super) fn log(&self, said: &LoggingMessageNotificationParam) {
         let calls = self.lock();
         if let Some(entry) = only(&calls) {
-            entry.events.log(log_line(said));
+            entry.events.log(if entry.events.wants_whole_logs() { whole_log(said) } else { log_line(said) });
         }
     }
 
@@ -167,6 +170,15 @@ pub(super) fn log_line(said: &LoggingMessageNotificationParam) -> String {
     let level = level.as_ref().and_then(serde_json::Value::as_str).unwrap_or("log");
     let logger = said.logger.as_deref().map(|logger| format!("{logger}: ")).unwrap_or_default();
     text::plain_line(&format!("[{level}] {logger}{data}"), MAX_LOG_CHARS)
+}
+
+/// A log message as the parameters of its notification. What is too long is cut to a line.
+fn whole_log(said: &LoggingMessageNotificationParam) -> String {
+    let whole = serde_json::to_string(said).unwrap_or_default();
+    if whole.len() <= MAX_WHOLE_LOG_BYTES {
+        return whole;
+    }
+    serde_json::json!({ "data": log_line(said), "level": said.level }).to_string()
 }
 
 #[cfg(test)]

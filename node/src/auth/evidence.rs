@@ -137,6 +137,11 @@ impl Auth {
             Err(NotVerified::NoKeys { .. }) => return Err(Refusal::NoKeys),
         };
         let found = self.rules.iter().find_map(|rule| Some((rule, rule.principal_of_claims(&claims)?)));
+        if found.is_none()
+            && let Some(scope) = self.rules.iter().find_map(|rule| rule.lacking_scope(&claims))
+        {
+            return Err(Refusal::Scope { scope: scope.to_owned() });
+        }
         let until = jwt::good_until(&claims, &verifier.settings().expected);
         Ok(found.map(|(rule, principal)| Caller::new(principal, Standing { until, ..standing(rule) })))
     }

@@ -207,6 +207,11 @@ impl Auth {
         self.verifier.as_ref().map(|verifier| verifier.settings().expected.issuer.as_str())
     }
 
+    /// The scopes of tokens that rules want, each once.
+    pub(crate) fn scopes(&self) -> std::collections::BTreeSet<&str> {
+        self.rules.iter().filter_map(Rule::scope).collect()
+    }
+
     fn checks_bearers(&self) -> bool {
         self.verifier.is_some()
             || self.sessions.get().is_some_and(|sessions| sessions.are_granted())

@@ -65,6 +65,12 @@ pub(crate) enum Refusal {
         /// What for.
         what: String,
     },
+    /// The token is good, and was given for less than this takes.
+    #[error("the token lacks the scope {scope:?}: ask its issuer for one that has it")]
+    Scope {
+        /// What it lacks.
+        scope: String,
+    },
 }
 
 /// When another stream may have a place, and when an issuer may be reached: somebody has to do something first.
@@ -75,9 +81,11 @@ impl Refusal {
     pub fn to_wire(&self) -> WireError {
         let text = self.to_string();
         match self {
-            Refusal::Origin | Refusal::Host { .. } | Refusal::NoRule | Refusal::NotAllowed { .. } => {
-                WireError::permission_denied(text)
-            }
+            Refusal::Origin
+            | Refusal::Host { .. }
+            | Refusal::NoRule
+            | Refusal::NotAllowed { .. }
+            | Refusal::Scope { .. } => WireError::permission_denied(text),
             Refusal::Nobody | Refusal::Failed => WireError::unauthenticated(text),
             Refusal::Guessing { wait } | Refusal::TooMany { wait } => WireError::rate_limited(text, *wait),
             Refusal::TooManyStreams => WireError::rate_limited(text, LATER),
@@ -86,10 +94,14 @@ impl Refusal {
     }
 
     /// What the answer asks for, if it asks for a credential.
-    fn challenge(&self) -> Option<&'static str> {
+    fn challenge(&self) -> Option<HeaderValue> {
         match self {
-            Refusal::Nobody => Some(CHALLENGE),
-            Refusal::Failed => Some(CHALLENGE_AGAIN),
+            Refusal::Nobody => Some(HeaderValue::from_static(CHALLENGE)),
+            Refusal::Failed => Some(HeaderValue::from_static(CHALLENGE_AGAIN)),
+            // A scope that no header can carry is none that a token could have.
+            Refusal::Scope { scope } => {
+                format!("{CHALLENGE}, error=\"insufficient_scope\", scope=\"{scope}\"").parse().ok()
+            }
             Refusal::Origin
             | Refusal::Host { .. }
             | Refusal::NoRule
@@ -114,7 +126,7 @@ impl Refusal {
             }
         };
         if let Some(challenge) = self.challenge() {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
         }
         response
     }

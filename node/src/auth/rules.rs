@@ -127,6 +127,20 @@ impl Rule {
         }
     }
 
+    /// The scope that this rule wants, if it wants one.
+    pub(crate) fn scope(&self) -> Option<&str> {
+        let Evidence::Jwt(wanted) = &self.evidence else { return None };
+        wanted.get("scope").map(String::as_str)
+    }
+
+    /// The scope that is all that the claims of a verified token lack for this rule.
+    pub(crate) fn lacking_scope(&self, claims: &Map<String, Value>) -> Option<&str> {
+        let (scope, Evidence::Jwt(wanted)) = (self.scope()?, &self.evidence) else { return None };
+        let has = |name: &str, value: &str| claims.get(name).is_some_and(|claim| claims_value(name, claim, value));
+        let has_the_rest = wanted.iter().filter(|(name, _)| *name != "scope").all(|(name, value)| has(name, value));
+        (has_the_rest && !has("scope", scope)).then_some(scope)
+    }
+
     /// The principal behind the claims of a verified token.
     pub(crate) fn principal_of_claims(&self, claims: &Map<String, Value>) -> Option<Principal> {
         let Evidence::Jwt(wanted) = &self.evidence else { return None };

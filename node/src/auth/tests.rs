@@ -425,6 +425,33 @@ async fn what_a_signed_token_or_a_certificate_has_opened_ends_with_it_and_says_w
 }
 
 #[tokio::test]
+async fn a_good_token_that_lacks_a_scope_is_told_which() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let served = Served::start().await;
+    let mut settings = AuthSettings { jwt: Some(served.settings.clone()), ..AuthSettings::default() };
+    let wanted =
+        [("scope", "mesh"), ("email_verified", "true")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    settings.rules.push(rule("oidc:{sub}", PrincipalRole::User, Evidence::Jwt(wanted.into())));
+    let door = lasting_door(settings);
+    let ask = async |scope: &str, verified: bool| {
+        let claims = json!({
+            "iss": "https://id.example", "aud": "towline", "sub": "ada", "scope": scope, "email_verified": verified,
+            "exp": (jwt::now() + Duration::from_secs(60)).as_secs_f64(),
+        });
+        let token = format!("Bearer {}", served.issuer.sign(&jwt::tests::header(), &claims));
+        let request = http::Request::post("/stream").header("host", "localhost").header("authorization", token);
+        let answer = door.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        let challenge = answer.headers().get("www-authenticate").map(|value| value.to_str().unwrap().to_owned());
+        (answer.status(), challenge.unwrap_or_default())
+    };
+    let (status, challenge) = ask("openid", true).await;
+    assert_eq!(status, StatusCode::FORBIDDEN);
+    assert!(challenge.ends_with(r#"error="insufficient_scope", scope="mesh""#), "{challenge}");
+    assert_eq!(ask("openid", false).await.0, StatusCode::UNAUTHORIZED, "a scope alone would not do");
+    assert_eq!(ask("openid mesh", true).await.0, StatusCode::OK);
+}
+
+#[tokio::test]
 async fn a_name_that_is_not_this_machines_is_refused_on_loopback_whoever_asks() {
     let with_guests = || {
         let mut settings = ada();

@@ -31,10 +31,10 @@ use super::{
 };
 
 /// How long a server may take to serve its card: an interpreter loads many files, on a machine that is busy perhaps.
-const READY_WITHIN: Duration = Duration::from_secs(90);
+pub(super) const READY_WITHIN: Duration = Duration::from_secs(90);
 
 /// How often it is asked for it.
-const READY_POLL: Duration = Duration::from_millis(50);
+pub(super) const READY_POLL: Duration = Duration::from_millis(50);
 
 /// How long a server may take to stop.
 const STOP_WITHIN: Duration = Duration::from_secs(8);
@@ -45,10 +45,10 @@ const CARD: &str = "/.well-known/agent-card.json";
 /// Runs a program until standard input ends, and writes its process id to a file, so that none outlives this process.
 const WITH_STDIN: &str = "pid=$1; shift; \"$@\" & echo $! > \"$pid\"; cat > /dev/null; kill $!; wait $!";
 
-/// An A2A server that is measured.
-struct Server {
-    name: String,
-    url: String,
+/// A server that is measured.
+pub(super) struct Server {
+    pub(super) name: String,
+    pub(super) url: String,
     pid_file: PathBuf,
     child: Child,
     /// The server stops when this closes.
@@ -208,16 +208,7 @@ async fn beside(servers: &Path, name: &str, dir: &Path) -> Result<Server, BenchE
 }
 
 async fn start(name: &str, program: &Path, args: &[&str], port: u16, dir: &Path) -> Result<Server, BenchError> {
-    let (pid_file, log) = (dir.join(format!("{name}.pid")), dir.join(format!("{name}.log")));
-    let out = File::create(&log).map_err(|source| file("open", &log, source))?;
-    let err = out.try_clone().map_err(|source| file("open", &log, source))?;
-    let mut command = Command::new("sh");
-    command.args(["-c", WITH_STDIN, "sh"]).arg(&pid_file).arg(program).args(args);
-    // Ctrl-C is for this process, which closes their standard input.
-    command.stdin(Stdio::piped()).stdout(out).stderr(err).process_group(0);
-    let mut child = command.spawn().map_err(|source| file("start", program, source))?;
-    let stdin = child.stdin.take();
-    let mut server = Server { name: name.to_owned(), url: format!("http://127.0.0.1:{port}"), pid_file, child, stdin };
+    let (mut server, log) = launch(name, program, args, port, dir)?;
     match server.wait_until_ready(&log).await {
         Ok(()) => Ok(server),
         Err(error) => {
@@ -227,8 +218,29 @@ async fn start(name: &str, program: &Path, args: &[&str], port: u16, dir: &Path)
     }
 }
 
+/// Starts a server, whose output goes into a file.
+pub(super) fn launch(
+    name: &str,
+    program: &Path,
+    args: &[&str],
+    port: u16,
+    dir: &Path,
+) -> Result<(Server, PathBuf), BenchError> {
+    let (pid_file, log) = (dir.join(format!("{name}.pid")), dir.join(format!("{name}.log")));
+    let out = File::create(&log).map_err(|source| file("open", &log, source))?;
+    let err = out.try_clone().map_err(|source| file("open", &log, source))?;
+    let mut command = Command::new("sh");
+    command.args(["-c", WITH_STDIN, "sh"]).arg(&pid_file).arg(program).args(args);
+    // Ctrl-C is for this process, which closes their standard input.
+    command.stdin(Stdio::piped()).stdout(out).stderr(err).process_group(0);
+    let mut child = command.spawn().map_err(|source| file("start", program, source))?;
+    let stdin = child.stdin.take();
+    let server = Server { name: name.to_owned(), url: format!("http://127.0.0.1:{port}"), pid_file, child, stdin };
+    Ok((server, log))
+}
+
 impl Server {
-    fn pid(&self) -> u32 {
+    pub(super) fn pid(&self) -> u32 {
         fs::read_to_string(&self.pid_file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     }
 
@@ -249,7 +261,7 @@ impl Server {
         }
     }
 
-    async fn stop(mut self) {
+    pub(super) async fn stop(mut self) {
         drop(self.stdin.take());
         if tokio::time::timeout(STOP_WITHIN, self.child.wait()).await.is_err() {
             // Its standard input is closed: it ends as soon as it can.
@@ -258,7 +270,7 @@ impl Server {
     }
 }
 
-fn free_port(dir: &Path) -> Result<u16, BenchError> {
+pub(super) fn free_port(dir: &Path) -> Result<u16, BenchError> {
     let found = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
     found.map(|address| address.port()).map_err(|source: io::Error| file("find a free port for", dir, source))
 }

@@ -17,6 +17,7 @@ mod idle;
 mod keys;
 mod load;
 mod machine;
+mod mcp;
 mod nodes;
 mod options;
 mod report;
@@ -28,8 +29,8 @@ mod trace;
 
 pub use error::BenchError;
 pub use options::{
-    A2aArgs, AdoptArgs, BenchCommand, ClusterArgs, Common, DelegationArgs, IdleArgs, Pace, RevokeArgs, SoakArgs,
-    TaskArgs, TraceArgs,
+    A2aArgs, AdoptArgs, BenchCommand, ClusterArgs, Common, DelegationArgs, IdleArgs, McpArgs, Pace, RevokeArgs,
+    SoakArgs, TaskArgs, TraceArgs,
 };
 
 use std::path::Path;
@@ -63,5 +64,6 @@ async fn measure(command: &BenchCommand, dir: &Path) -> Result<Report, BenchErro
         BenchCommand::Revoke(args) => Box::pin(revoke::run(args, dir)).await,
         BenchCommand::A2a(args) => Box::pin(a2a::run(args, dir)).await,
         BenchCommand::Trace(args) => Box::pin(trace::run(args, dir)).await,
+        BenchCommand::Mcp(args) => Box::pin(mcp::run(args, dir)).await,
     }
 }

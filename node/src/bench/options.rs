@@ -58,6 +58,11 @@ pub enum BenchCommand {
     /// What spans cost, by the span and by the task
     #[command(after_help = "Example:\n  towline bench trace --clients 16")]
     Trace(TraceArgs),
+    /// Calls of a tool that does next to nothing, over HTTP and standard input, beside other MCP servers
+    #[command(
+        after_help = "Examples:\n  towline bench mcp --clients 1,64\n  towline bench mcp --vs rmcp,ts,python --servers tests/mcp_servers"
+    )]
+    Mcp(McpArgs),
 }
 
 impl BenchCommand {
@@ -72,6 +77,7 @@ impl BenchCommand {
             BenchCommand::Revoke(args) => &args.common,
             BenchCommand::A2a(args) => &args.common,
             BenchCommand::Trace(args) => &args.common,
+            BenchCommand::Mcp(args) => &args.common,
         }
     }
 }
@@ -177,6 +183,24 @@ pub struct A2aArgs {
     pub(super) clients: Vec<u32>,
 }
 
+/// `towline bench mcp`
+#[derive(Debug, Clone, clap::Args)]
+pub struct McpArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+    #[command(flatten)]
+    pub(super) pace: Pace,
+    /// What is measured beside it, by the name of its program in the folder of `--servers`
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(super) vs: Vec<String>,
+    /// Where the programs of other MCP servers are: each is given a port, or `stdio`, and has a tool `noop`
+    #[arg(long, value_name = "DIR", default_value = "tests/mcp_servers")]
+    pub(super) servers: PathBuf,
+    /// How many clients, or calls that are under way on one pipe
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 64])]
+    pub(super) clients: Vec<u32>,
+}
+
 /// `towline bench adopt`
 #[derive(Debug, Clone, clap::Args)]
 pub struct AdoptArgs {
@@ -246,6 +270,14 @@ pub(super) fn check_clients(clients: &[u32]) -> Result<(), BenchError> {
 }
 
 impl A2aArgs {
+    pub(super) fn check(&self) -> Result<Plan, BenchError> {
+        check_clients(&self.clients)?;
+        check_beside("--vs", self.vs.len())?;
+        self.pace.check()
+    }
+}
+
+impl McpArgs {
     pub(super) fn check(&self) -> Result<Plan, BenchError> {
         check_clients(&self.clients)?;
         check_beside("--vs", self.vs.len())?;

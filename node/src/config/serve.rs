@@ -86,13 +86,14 @@ fn read_federated(field: &Field<'_>, servers: &[McpServerConfig]) -> Option<Fede
         field.mistake(format!("server {name:?} is not in mcp.servers; {}", hint(&name, names)));
         None
     });
-    let allow = section.required("allow", "[\"read_*\"]").map(|field| {
-        let patterns = field.list();
-        patterns.iter().filter_map(|field| field.parse(glob)).collect()
-    });
+    let globs = |field: Field<'_>| field.list().iter().filter_map(|field| field.parse(glob)).collect::<Vec<String>>();
+    let allow = section.required("allow", "[\"read_*\"]").map(globs);
+    let resources = section.get("resources").map(globs).unwrap_or_default();
+    let prompts = section.get("prompts").map(globs).unwrap_or_default();
+    let prefix = section.flag("prefix", true);
     let clients = read_clients(section.required("clients", "[user:ada]"));
     section.finish();
-    Some(Federated { server: server?, allow: allow?, clients: clients? })
+    Some(Federated { server: server?, allow: allow?, resources, prompts, prefix, clients: clients? })
 }
 
 #[cfg(test)]

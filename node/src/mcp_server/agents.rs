@@ -29,7 +29,20 @@ pub(super) async fn call(work: Work, agent: AgentName, arguments: Map<String, Va
     asked(&work, &agent, Arguments(arguments)).await.unwrap_or_else(|why| ToolAnswer::refused(&why))
 }
 
-async fn asked(work: &Work, agent: &AgentName, mut arguments: Arguments) -> Result<ToolAnswer, String> {
+async fn asked(work: &Work, agent: &AgentName, arguments: Arguments) -> Result<ToolAnswer, String> {
+    let id = send(&work.ask, agent, arguments).await?;
+    let mut gone = CancelsWhenGone::new(&work.ask, id);
+    let ended = settled(work, id).await;
+    gone.task = None;
+    if ended == Ended::TakenBack {
+        cancel(&work.ask, id).await;
+        return Err(format!("task {id} is canceled: the call was taken back"));
+    }
+    answer(&work.ask, id).await
+}
+
+/// Gives an agent a task.
+pub(super) async fn send(ask: &Ask, agent: &AgentName, mut arguments: Arguments) -> Result<TaskId, String> {
     let message = arguments.required("message")?;
     let continued = arguments.optional("task_id")?;
     arguments.nothing_left()?;
@@ -42,17 +55,9 @@ async fn asked(work: &Work, agent: &AgentName, mut arguments: Arguments) -> Resu
         said["taskId"] = task.into();
     }
     let params = json!({ "configuration": { "returnImmediately": true }, "message": said });
-    let sent = work.ask.a2a(::a2a::methods::SEND_MESSAGE, Some(agent.as_str()), params).await?;
+    let sent = ask.a2a(::a2a::methods::SEND_MESSAGE, Some(agent.as_str()), params).await?;
     let id = sent.pointer("/task/id").or_else(|| sent.pointer("/message/taskId")).and_then(Value::as_str);
-    let id: TaskId = id.and_then(|id| id.parse().ok()).ok_or("the agent answered without a task")?;
-    let mut gone = CancelsWhenGone::new(&work.ask, id);
-    let ended = settled(work, id).await;
-    gone.task = None;
-    if ended == Ended::TakenBack {
-        cancel(&work.ask, id).await;
-        return Err(format!("task {id} is canceled: the call was taken back"));
-    }
-    answer(&work.ask, id).await
+    id.and_then(|id| id.parse().ok()).ok_or_else(|| "the agent answered without a task".to_owned())
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -92,6 +97,11 @@ async fn settled(work: &Work, id: TaskId) -> Ended {
 /// What the task made, as text and with its state.
 async fn answer(ask: &Ask, id: TaskId) -> Result<ToolAnswer, String> {
     let task = ask.a2a(::a2a::methods::GET_TASK, None, json!({ "id": id.to_string() })).await?;
+    Ok(answer_of(id, &task))
+}
+
+/// The same of a task that was read.
+pub(super) fn answer_of(id: TaskId, task: &Value) -> ToolAnswer {
     let state = task.pointer("/status/state").and_then(Value::as_str).unwrap_or_default();
     let known = STATES.iter().map(|(known, _)| *known).find(|known| state_name(*known) == state);
     let artifacts = task["artifacts"].as_array().into_iter().flatten().map(|artifact| texts(&artifact["parts"]));
@@ -113,10 +123,10 @@ async fn answer(ask: &Ask, id: TaskId) -> Result<ToolAnswer, String> {
         "type": "resource_link",
         "uri": format!("towline://tasks/{id}"),
     });
-    Ok(ToolAnswer { content: vec![text(&text_of_it), link], structured: (!is_error).then_some(structured), is_error })
+    ToolAnswer { content: vec![text(&text_of_it), link], structured: (!is_error).then_some(structured), is_error }
 }
 
-fn texts(parts: &Value) -> String {
+pub(super) fn texts(parts: &Value) -> String {
     let one = |part: &Value| {
         let text = part.get("text").and_then(Value::as_str).map(str::to_owned);
         text.or_else(|| part.get("data").map(Value::to_string)).or_else(|| {

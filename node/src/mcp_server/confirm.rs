@@ -53,21 +53,28 @@ pub(super) enum Asked {
 /// # Errors
 /// Why that is a no.
 pub(super) async fn by_question(work: &Work, question: &str) -> Result<Confirmed, String> {
-    let live = work.ask.session.as_ref().filter(|_| work.ask.speaker.elicits);
-    let live = live.and_then(|session| work.ask.server.sessions.get(session)).ok_or(NOBODY)?;
-    let id = json!(format!("confirm-{}", Uuid::now_v7().simple()));
-    let expected = live.expect(&id).map_err(|error| error.message)?;
-    let request =
-        json!({ "jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": elicitation(question, None) });
-    work.say.send(request).await.map_err(|_| "the client has gone")?;
-    let answered = tokio::select! {
-        answered = expected.within(PATIENCE) => answered,
-        () = work.taken_back() => return Err("the call was taken back".to_owned()),
-    };
+    let answered = put(work, elicitation(question, None)).await?;
     match answered {
         Some(Ok(result)) => said_yes(&result).then_some(Confirmed(())).ok_or_else(|| refused(&result)),
         Some(Err(_)) => Err("not confirmed: the client could not ask anybody".to_owned()),
         None => Err("not confirmed: nobody has answered".to_owned()),
+    }
+}
+
+/// Puts a question to the person behind a client, on the stream of a call: its answer, or its error; none when there is none in time.
+///
+/// # Errors
+/// Why it cannot be put.
+pub(super) async fn put(work: &Work, params: Value) -> Result<Option<Result<Value, Value>>, String> {
+    let live = work.ask.session.as_ref().filter(|_| work.ask.speaker.elicits);
+    let live = live.and_then(|session| work.ask.server.sessions.get(session)).ok_or(NOBODY)?;
+    let id = json!(format!("confirm-{}", Uuid::now_v7().simple()));
+    let expected = live.expect(&id).map_err(|error| error.message)?;
+    let request = json!({ "jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": params });
+    work.say.send(request).await.map_err(|_| "the client has gone")?;
+    tokio::select! {
+        answered = expected.within(PATIENCE) => Ok(answered),
+        () = work.taken_back() => Err("the call was taken back".to_owned()),
     }
 }
 

@@ -13,7 +13,7 @@ const ENCODED: (&str, &str) = ("=?base64?", "?=");
 ///
 /// # Errors
 /// When there are several, or it is no text.
-pub(super) fn one<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Option<&'a str>, RpcError> {
+pub(super) fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, RpcError> {
     let mut values = headers.get_all(name).iter();
     let Some(first) = values.next() else { return Ok(None) };
     if values.next().is_some() {
@@ -38,6 +38,32 @@ pub(super) fn check(headers: &HeaderMap, request: &Request) -> Result<(), RpcErr
     if decoded.as_deref() == Some(expected) { Ok(()) } else { Err(differs("Mcp-Name", shown, expected)) }
 }
 
+/// Whether the header of an argument says what the body says. One that no call can have a header of is not looked at.
+///
+/// # Errors
+/// What differs.
+pub(super) fn check_parameter(headers: &HeaderMap, of: &str, value: Option<&Value>) -> Result<(), RpcError> {
+    let name = format!("mcp-param-{}", of.to_ascii_lowercase());
+    if http::HeaderName::try_from(&name).is_err() {
+        return Ok(());
+    }
+    let expected = match value {
+        None | Some(Value::Null) => None,
+        Some(Value::String(text)) => Some(text.clone()),
+        Some(other) => Some(other.to_string()),
+    };
+    let shown = one(headers, &name)?;
+    let said = shown.map(decoded).transpose()?;
+    let is_same_number = || {
+        let number = |text: &Option<String>| text.as_ref()?.parse::<f64>().ok();
+        value.is_some_and(Value::is_number) && number(&said).is_some_and(|said| number(&expected) == Some(said))
+    };
+    if said == expected || is_same_number() {
+        return Ok(());
+    }
+    Err(differs(&format!("Mcp-Param-{of}"), shown, expected.as_deref().unwrap_or_default()))
+}
+
 fn differs(header: &str, shown: Option<&str>, expected: &str) -> RpcError {
     let expected = towline_a2a::shortened(expected);
     RpcError::header_mismatch(match shown {
@@ -54,6 +80,7 @@ fn name_of(request: &Request) -> Option<&str> {
     let key = match request.method.as_str() {
         "tools/call" | "prompts/get" => "name",
         "resources/read" => "uri",
+        "tasks/get" | "tasks/update" | "tasks/cancel" => "taskId",
         _ => return None,
     };
     request.params.get(key).and_then(Value::as_str)
@@ -63,7 +90,7 @@ fn decoded(value: &str) -> Result<String, RpcError> {
     let inner = value.strip_prefix(ENCODED.0).and_then(|rest| rest.strip_suffix(ENCODED.1));
     let Some(inner) = inner else { return Ok(value.to_owned()) };
     let bytes = BASE64_STANDARD.decode(inner).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-    bytes.ok_or_else(|| RpcError::header_mismatch("the header Mcp-Name is not base64 of a text"))
+    bytes.ok_or_else(|| RpcError::header_mismatch("a header is not base64 of a text"))
 }
 
 /// The value as a header can carry it.
@@ -115,6 +142,20 @@ mod tests {
             &[right[0], ("mcp-name", "=?base64?!!?=")],
         ] {
             assert!(check(&headers(wrong), &call("get_task")).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_header_of_an_argument_has_to_say_what_the_body_says() {
+        let of = |value: &str| headers(&[("mcp-param-region", value)]);
+        let says = |headers: &HeaderMap, value: Value| check_parameter(headers, "Region", Some(&value)).is_ok();
+        assert!(says(&of("us-west1"), json!("us-west1")) && says(&of("=?base64?SGVsbG8=?="), json!("Hello")));
+        assert!(says(&of("1.0"), json!(1)) && says(&of("true"), json!(true)));
+        assert!(says(&HeaderMap::new(), Value::Null), "what is not there is not said");
+        assert!(!says(&of("eu"), json!("us-west1")) && !says(&HeaderMap::new(), json!("x")));
+        assert!(!says(&of("x"), Value::Null) && !says(&of("1"), json!("1.0")));
+        for wrong in ["=?base64?SGVsbG8?=", "=?base64?SGVs!!!bG8=?="] {
+            assert!(!says(&of(wrong), json!("Hello")), "{wrong}");
         }
     }
 

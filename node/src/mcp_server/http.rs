@@ -17,7 +17,7 @@ use towline_trace::{Kind, Span, names};
 use super::{
     Ask, McpServer,
     dispatch::{self, Reply},
-    headers,
+    gateway, headers,
     message::{self, Incoming, RpcError, code},
     revision::{self, Era, Speaker},
     session::{Live, MAX_SUBSCRIPTIONS, SessionId},
@@ -76,7 +76,7 @@ impl IntoResponse for Refused {
     }
 }
 
-fn json_response(status: StatusCode, body: &Value) -> Response {
+fn json_response(status: StatusCode, body: &impl std::fmt::Display) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }
 
@@ -239,9 +239,11 @@ async fn asked(
     let trusted = server.a2a.auth.trusts_trace_of(&caller.principal);
     let span = span(parts, &request, &speaker, session.as_ref(), trusted);
     let ask = Ask { server, caller, speaker, session, trace: span.context() };
+    gateway::check_head(&ask, headers, &request).await.map_err(under)?;
     let id = request.id.clone();
     Ok(match dispatch::dispatch(ask, request, span).await {
         Reply::Answer(result) => json_response(StatusCode::OK, &message::result(id, result)),
+        Reply::Whole(message) => json_response(StatusCode::OK, &message),
         Reply::Begun { session, result } => {
             let mut response = json_response(StatusCode::OK, &message::result(id, result));
             if let Ok(session) = session.to_string().parse() {

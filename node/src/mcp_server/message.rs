@@ -1,6 +1,8 @@
 //! JSON-RPC 2.0 as MCP uses it: what comes in, and how it is answered.
 
-use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json, value::RawValue};
 use towline_a2a::WireError;
 
 /// Longest id of a request: ids are kept while a call is under way.
@@ -139,6 +141,26 @@ pub(super) fn result(id: Value, result: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "result": result })
 }
 
+/// A result as another server wrote it, under the id of a request, with what it lacks in front of it: names, and values as JSON.
+pub(super) fn original(id: &Value, result: &RawValue, lacking: &[(&str, String)]) -> String {
+    // Line breaks outside of texts mean nothing, and would end the line of an event.
+    let text = result.get().trim().replace(['\n', '\r'], " ");
+    let (Some(fields), Some(rest)) = (fields_of(result), text.strip_prefix('{')) else {
+        return format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{text}}}"#);
+    };
+    let lacking = lacking.iter().filter(|(name, _)| !fields.contains_key(*name));
+    let mut head: String = lacking.map(|(name, value)| format!("{}:{value},", Value::from(*name))).collect();
+    if fields.is_empty() && head.ends_with(',') {
+        head.pop();
+    }
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{{head}{rest}}}"#)
+}
+
+/// The fields of a result, if it is an object.
+pub(super) fn fields_of(result: &RawValue) -> Option<BTreeMap<String, &RawValue>> {
+    serde_json::from_str(result.get()).ok()
+}
+
 /// A notification.
 pub(super) fn notification(method: &str, params: Value) -> Value {
     json!({ "jsonrpc": "2.0", "method": method, "params": params })
@@ -210,6 +232,26 @@ mod tests {
         assert!(matches!(answer, Incoming::Response { outcome: Ok(_), .. }));
         let failure = parse(br#"{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"no"}}"#).unwrap();
         assert!(matches!(failure, Incoming::Response { outcome: Err(_), .. }));
+    }
+
+    #[test]
+    fn a_result_of_another_server_is_passed_on_byte_by_byte() {
+        let raw = |text: &str| RawValue::from_string(text.to_owned()).unwrap();
+        let lacking = [("resultType", "\"complete\"".to_owned()), ("ttlMs", "0".to_owned())];
+        let odd = raw(r#"{ "b":1.50,"a":1e2, "b2":"\u0041" }"#);
+        assert_eq!(
+            original(&json!(1), &odd, &[]),
+            r#"{"jsonrpc":"2.0","id":1,"result":{ "b":1.50,"a":1e2, "b2":"\u0041" }}"#
+        );
+        let added = r#"{"jsonrpc":"2.0","id":"x","result":{"resultType":"complete","ttlMs":0, "b":1.50,"a":1e2, "b2":"\u0041" }}"#;
+        assert_eq!(original(&json!("x"), &odd, &lacking), added);
+        let known = original(&json!(1), &raw("{\"resultType\":\n\"task\"}"), &lacking);
+        assert_eq!(known, r#"{"jsonrpc":"2.0","id":1,"result":{"ttlMs":0,"resultType": "task"}}"#);
+        let empty = original(&json!(1), &raw("{ }"), &lacking);
+        assert_eq!(empty, r#"{"jsonrpc":"2.0","id":1,"result":{"resultType":"complete","ttlMs":0 }}"#);
+        for whole in [&known, &empty, &original(&json!(1), &raw("[]"), &lacking)] {
+            serde_json::from_str::<Value>(whole).unwrap();
+        }
     }
 
     #[test]

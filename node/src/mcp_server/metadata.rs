@@ -1,6 +1,6 @@
 //! What a client is told of how to be let in (RFC 9728): who issues tokens for this server, and where that is said.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use axum::{
     Json,
@@ -22,12 +22,13 @@ const CACHE_CONTROL: &str = "public, max-age=60";
 
 /// The metadata. It is public, as cards are: who has to be let in has to know how.
 pub(super) async fn show(State(server): State<Arc<McpServer>>) -> Response {
-    let body = document(&server.a2a.public_url, server.a2a.auth.issuer());
+    let auth = &server.a2a.auth;
+    let body = document(&server.a2a.public_url, auth.issuer(), &auth.scopes());
     let open = [(header::ACCESS_CONTROL_ALLOW_ORIGIN, "*"), (header::CACHE_CONTROL, CACHE_CONTROL)];
     (open, Json(body)).into_response()
 }
 
-fn document(public_url: &str, issuer: Option<&str>) -> Value {
+fn document(public_url: &str, issuer: Option<&str>, scopes: &BTreeSet<&str>) -> Value {
     let mut document = json!({
         "bearer_methods_supported": ["header"],
         "resource": format!("{public_url}{PATH}"),
@@ -35,6 +36,9 @@ fn document(public_url: &str, issuer: Option<&str>) -> Value {
     });
     if let Some(issuer) = issuer {
         document["authorization_servers"] = json!([issuer]);
+    }
+    if !scopes.is_empty() {
+        document["scopes_supported"] = json!(scopes);
     }
     document
 }
@@ -54,10 +58,10 @@ impl Challenge {
     }
 }
 
-/// Says in each refusal for want of a credential where one is to be had.
+/// Says in each refusal for want of a credential, or of a scope of one, where one is to be had.
 pub(super) async fn challenge(State(challenge): State<Challenge>, request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
-    if response.status() == StatusCode::UNAUTHORIZED
+    if matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
         && let Some(added) = challenge.added_to(response.headers().get(header::WWW_AUTHENTICATE))
     {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, added);
@@ -71,11 +75,13 @@ mod tests {
 
     #[test]
     fn the_metadata_names_the_server_and_who_issues_tokens_for_it() {
-        let alone = document("https://mesh.example", None);
+        let alone = document("https://mesh.example", None, &BTreeSet::new());
         assert_eq!(alone["resource"], "https://mesh.example/mcp");
         assert!(alone.get("authorization_servers").is_none(), "a token that an operator hands out has no issuer");
-        let issued = document("https://mesh.example", Some("https://id.example"));
+        let issued = document("https://mesh.example", Some("https://id.example"), &BTreeSet::from(["a2a"]));
         assert_eq!(issued["authorization_servers"], json!(["https://id.example"]));
+        assert_eq!(issued["scopes_supported"], json!(["a2a"]));
+        assert!(alone.get("scopes_supported").is_none());
     }
 
     #[test]

@@ -14,10 +14,12 @@
 mod agents;
 mod confirm;
 mod dispatch;
+pub(crate) mod fuzz;
 mod gateway;
 mod headers;
 pub(crate) mod http;
 mod legacy;
+mod logs;
 mod message;
 mod metadata;
 mod reads;
@@ -28,6 +30,7 @@ mod settings;
 pub(crate) mod sse;
 pub(crate) mod stdio;
 mod surface;
+mod tasks;
 mod watch;
 mod writes;
 

@@ -7,7 +7,9 @@ use futures::stream;
 use serde_json::{Value, json};
 
 use super::{
-    Ask, McpServer, http,
+    Ask, McpServer,
+    dispatch::Answered,
+    gateway, http,
     message::{self, Request, RpcError, code},
     revision::Era,
     session::MAX_SUBSCRIPTIONS,
@@ -22,8 +24,9 @@ const PAGE: usize = 50;
 /// How a cursor of the list begins, by what comes next.
 const AGENTS: &str = "a";
 const TASKS: &str = "t";
+const OTHERS: &str = "o";
 
-/// The list: agents by name, then tasks, the one that changed last first.
+/// The list: agents by name, then tasks, the one that changed last first, then what other servers have.
 pub(super) async fn list(ask: &Ask, request: &Request) -> Result<Value, RpcError> {
     let wrong = || RpcError::invalid_params("cursor is none that resources/list gave out");
     let cursor = match request.params.get("cursor") {
@@ -34,6 +37,7 @@ pub(super) async fn list(ask: &Ask, request: &Request) -> Result<Value, RpcError
         None => Ok(agents(ask, None)),
         Some((AGENTS, after)) => Ok(agents(ask, Some(after))),
         Some((TASKS, page)) => tasks(ask, page).await,
+        Some((OTHERS, from)) => others(ask, from.parse().map_err(|_| wrong())?).await,
         Some(_) => Err(wrong()),
     }
 }
@@ -80,8 +84,17 @@ async fn tasks(ask: &Ask, page_token: &str) -> Result<Value, RpcError> {
         })
     };
     let resources: Vec<Value> = page["tasks"].as_array().into_iter().flatten().map(shown).collect();
-    let next = page["nextPageToken"].as_str().filter(|next| !next.is_empty());
-    Ok(with_next(json!({ "resources": resources }), next.map(|next| format!("{TASKS}{next}"))))
+    let next = page["nextPageToken"].as_str().filter(|next| !next.is_empty()).map(|next| format!("{TASKS}{next}"));
+    let others = || gateway::is_for(&ask.server, &ask.caller.principal).then(|| format!("{OTHERS}0"));
+    Ok(with_next(json!({ "resources": resources }), next.or_else(others)))
+}
+
+/// The resources of other servers, from a place on.
+async fn others(ask: &Ask, from: usize) -> Result<Value, RpcError> {
+    let all = gateway::listed(ask, gateway::Listed::Resources).await;
+    let page: Vec<Value> = all.iter().skip(from).take(PAGE).cloned().collect();
+    let next = from.saturating_add(PAGE);
+    Ok(with_next(json!({ "resources": page }), (next < all.len()).then(|| format!("{OTHERS}{next}"))))
 }
 
 fn with_next(mut result: Value, next: Option<String>) -> Value {
@@ -91,7 +104,7 @@ fn with_next(mut result: Value, next: Option<String>) -> Value {
     result
 }
 
-pub(super) fn templates() -> Value {
+pub(super) async fn templates(ask: &Ask) -> Value {
     let template = |name: &str, of: &str, what: &str| {
         json!({
             "description": what,
@@ -100,10 +113,12 @@ pub(super) fn templates() -> Value {
             "uriTemplate": format!("towline://{of}"),
         })
     };
-    json!({ "resourceTemplates": [
+    let mut templates = vec![
         template("task", "tasks/{task_id}", "One of your tasks, as A2A shows it."),
         template("agent", "agents/{name}", "The A2A card of an agent."),
-    ] })
+    ];
+    templates.extend(gateway::listed(ask, gateway::Listed::Templates).await);
+    json!({ "resourceTemplates": templates })
 }
 
 /// A resource that the caller sees, and its version.
@@ -117,8 +132,11 @@ pub(super) async fn watched(ask: &Ask, uri: &str) -> Result<(Watched, u64), RpcE
     Ok((watched.clone(), version.ok_or_else(absent)?))
 }
 
-pub(super) async fn read(ask: &Ask, request: &Request) -> Result<Value, RpcError> {
+pub(super) async fn read(ask: &Ask, request: &Request) -> Result<Answered, RpcError> {
     let uri = request.text("uri")?;
+    if Watched::read(uri).is_none() {
+        return read_of_another(ask, request, uri).await;
+    }
     let (watched, _) = watched(ask, uri).await?;
     let content = match &watched {
         Watched::Task(task) => ask
@@ -129,7 +147,22 @@ pub(super) async fn read(ask: &Ask, request: &Request) -> Result<Value, RpcError
             a2a::card_of(&ask.server.a2a, agent.as_str())?.ok_or_else(|| not_found(ask.speaker.era, uri))?
         }
     };
-    Ok(json!({ "contents": [{ "mimeType": "application/json", "text": content.to_string(), "uri": uri }] }))
+    let content = json!({ "mimeType": "application/json", "text": content.to_string(), "uri": uri });
+    Ok(Answered::Value(json!({ "contents": [content] })))
+}
+
+/// Reads a resource of another server.
+async fn read_of_another(ask: &Ask, request: &Request, uri: &str) -> Result<Answered, RpcError> {
+    let absent = || not_found(ask.speaker.era, uri);
+    let found = gateway::find_resource(ask, uri).await.ok_or_else(absent)?;
+    let mut params = request.params.clone();
+    params.insert("uri".to_owned(), found.name.clone().into());
+    let read = gateway::passed(ask, request, "resources/read", &found, params).await;
+    read.map_err(|error| match error.code {
+        // The server says so in the words of its own revision.
+        code::RESOURCE_NOT_FOUND | code::INVALID_PARAMS => absent(),
+        _ => error,
+    })
 }
 
 fn not_found(era: Era, uri: &str) -> RpcError {

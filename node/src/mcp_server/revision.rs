@@ -22,7 +22,7 @@ const UNNAMED: &str = "2025-03-26";
 
 const HEADER: &str = "mcp-protocol-version";
 const META_VERSION: &str = "io.modelcontextprotocol/protocolVersion";
-const META_CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+pub(super) const META_CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 
 /// How a client and this server know each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,6 +21,7 @@ use towline_core::Principal;
 use uuid::Uuid;
 
 use super::{
+    logs::Level,
     message::{RpcError, code},
     revision::{Era, Speaker, WITH_SESSIONS},
     watch::Watched,
@@ -175,6 +176,8 @@ struct Held {
     questions: HashMap<String, oneshot::Sender<Result<Value, Value>>>,
     /// What takes a call back, by the id of its request.
     calls: HashMap<String, CancellationToken>,
+    /// The least severe log messages that its client wants.
+    log_level: Option<Level>,
     used: Instant,
 }
 
@@ -185,6 +188,7 @@ impl Live {
             stream: None,
             questions: HashMap::new(),
             calls: HashMap::new(),
+            log_level: None,
             used: Instant::now(),
         };
         Self { held: Mutex::new(held), changed: Notify::new() }
@@ -243,6 +247,16 @@ impl Live {
     pub fn unsubscribe(&self, from: &Watched) {
         self.lock().subscriptions.remove(from);
         self.changed.notify_one();
+    }
+
+    /// Sets the least severe log messages that its client wants. Another node does not know of it, and sends what it sends to who
+    /// never said.
+    pub fn set_log_level(&self, level: Level) {
+        self.lock().log_level = Some(level);
+    }
+
+    pub fn log_level(&self) -> Option<Level> {
+        self.lock().log_level
     }
 
     /// What it subscribes to.

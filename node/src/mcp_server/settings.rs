@@ -60,6 +60,12 @@ pub struct Federated {
     pub server: String,
     /// Patterns of the names of its tools.
     pub allow: Vec<String>,
+    /// Patterns of the URIs of its resources; none is served without one.
+    pub resources: Vec<String>,
+    /// Patterns of the names of its prompts; none is served without one.
+    pub prompts: Vec<String>,
+    /// Whether its names stand behind that of the server.
+    pub prefix: bool,
     /// Patterns of the names of principals.
     pub clients: Vec<String>,
 }
@@ -72,8 +78,22 @@ impl Federated {
 
     /// Whether a tool of the server is served.
     pub fn serves(&self, tool: &str) -> bool {
-        self.allow.iter().any(|pattern| glob_match::glob_match(pattern, tool))
+        is_matched(&self.allow, tool)
     }
+
+    /// Whether a resource of the server is served.
+    pub fn serves_resource(&self, uri: &str) -> bool {
+        is_matched(&self.resources, uri)
+    }
+
+    /// Whether a prompt of the server is served.
+    pub fn serves_prompt(&self, prompt: &str) -> bool {
+        is_matched(&self.prompts, prompt)
+    }
+}
+
+fn is_matched(patterns: &[String], name: &str) -> bool {
+    patterns.iter().any(|pattern| glob_match::glob_match(pattern, name))
 }
 
 /// Agents act for somebody, and are not who they act for.
@@ -82,5 +102,5 @@ pub(crate) fn is_listed(patterns: &[String], caller: &Principal) -> bool {
         Principal::Operator | Principal::Named { .. } => caller.to_string(),
         Principal::Node(_) | Principal::Agent { .. } => return false,
     };
-    patterns.iter().any(|pattern| glob_match::glob_match(pattern, &name))
+    is_matched(patterns, &name)
 }

@@ -1,6 +1,6 @@
 //! Server-sent events: how an answer is written that takes its time, and what a server says by itself.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, fmt::Display, time::Duration};
 
 use axum::{
     body::{Body, Bytes},
@@ -21,7 +21,7 @@ const BEAT: &[u8] = b": keep-alive\n\n";
 pub(super) const QUEUE: usize = 16;
 
 /// One message. JSON text has no line breaks, so its data is one line.
-pub(super) fn frame(id: Option<&str>, message: &Value) -> Bytes {
+pub(super) fn frame(id: Option<&str>, message: &impl Display) -> Bytes {
     Bytes::from(match id {
         Some(id) => format!("id: {id}\ndata: {message}\n\n"),
         None => format!("data: {message}\n\n"),
@@ -50,27 +50,36 @@ pub(crate) fn response(frames: impl Stream<Item = Bytes> + Send + 'static) -> Re
 
 /// A call that is under way.
 struct Answering {
+    /// What was said already.
+    first: Option<Value>,
     messages: mpsc::Receiver<Value>,
     /// None once it has answered.
-    answer: Option<BoxFuture<'static, Value>>,
+    answer: Option<BoxFuture<'static, String>>,
 }
 
 impl Answering {
     /// The answer, behind what was said just before it.
-    fn last(&mut self, answer: &Value) -> Bytes {
+    fn last(&mut self, answer: &str) -> Bytes {
         let mut frames = Vec::new();
         while let Ok(message) = self.messages.try_recv() {
             frames.extend_from_slice(&frame(None, &message));
         }
-        frames.extend_from_slice(&frame(None, answer));
+        frames.extend_from_slice(&frame(None, &answer));
         Bytes::from(frames)
     }
 }
 
-/// What `messages` says meanwhile, and in the end the answer. A client that goes away ends the work on it.
-pub(super) fn answering(messages: mpsc::Receiver<Value>, answer: BoxFuture<'static, Value>) -> Response {
-    let answering = Answering { messages, answer: Some(answer) };
+/// At first what was said already, then what `messages` says meanwhile, and in the end the answer. A client that goes away ends the work on it.
+pub(super) fn answering(
+    first: Option<Value>,
+    messages: mpsc::Receiver<Value>,
+    answer: BoxFuture<'static, String>,
+) -> Response {
+    let answering = Answering { first, messages, answer: Some(answer) };
     response(stream::unfold(answering, |mut answering| async move {
+        if let Some(first) = answering.first.take() {
+            return Some((frame(None, &first), answering));
+        }
         let answer = answering.answer.as_mut()?;
         let frame = tokio::select! {
             biased;
@@ -98,11 +107,12 @@ mod tests {
             say.send(json!({ "number": 1 })).await.unwrap();
             tokio::task::yield_now().await;
             say.send(json!({ "number": 2 })).await.unwrap();
-            json!({ "result": "done\nsaid" })
+            json!({ "result": "done\nsaid" }).to_string()
         });
-        let body = answering(messages, answer).into_body();
+        let body = answering(Some(json!("first")), messages, answer).into_body();
         let text = axum::body::to_bytes(body, 1_000).await.unwrap();
-        let expected = "data: {\"number\":1}\n\ndata: {\"number\":2}\n\ndata: {\"result\":\"done\\nsaid\"}\n\n";
+        let expected =
+            "data: \"first\"\n\ndata: {\"number\":1}\n\ndata: {\"number\":2}\n\ndata: {\"result\":\"done\\nsaid\"}\n\n";
         assert_eq!(text, expected);
     }
 }

@@ -128,7 +128,7 @@ impl<'a> Client<'a> {
             params["_meta"]["io.modelcontextprotocol/protocolVersion"] = STATELESS.into();
             params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = self.capabilities.clone();
             request = request.header("mcp-protocol-version", STATELESS).header("mcp-method", method);
-            if let Some(name) = params["name"].as_str().or(params["uri"].as_str()) {
+            if let Some(name) = params["name"].as_str().or(params["uri"].as_str()).or(params["taskId"].as_str()) {
                 request = request.header("mcp-name", name);
             }
         }

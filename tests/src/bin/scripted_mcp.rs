@@ -27,6 +27,12 @@ const INVALID_PARAMS: i64 = -32602;
 /// Who waits for the answer to a request of ours, by its id.
 static WAITING: LazyLock<Mutex<HashMap<String, mpsc::Sender<Value>>>> = LazyLock::new(Mutex::default);
 
+/// Whether it has what a gateway passes on: a second argument says so.
+static HAS_MORE: LazyLock<bool> = LazyLock::new(|| std::env::args().nth(2).is_some());
+
+/// A result that no two libraries would write the same.
+const RAW: &str = r#"{"content":[{"type":"hologram","rays":1.50,"of":1e2,"name":"\u0041"},{"type":"text","text":"raw","extra":{"b":1,"a":2}}],"more":[1.0]}"#;
+
 fn main() {
     let calls = std::env::args().nth(1).expect("an argument names the file of calls");
     if std::env::args().nth(2).as_deref() == Some("everything") {
@@ -55,6 +61,9 @@ fn main() {
                 if params["name"] == "file" {
                     return send_file(&out, &id, number(text));
                 }
+                if params["name"] == "raw" {
+                    return write(&out, &format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{RAW}}}"#));
+                }
                 if params["name"] == "ask" {
                     return send(&out, &id, ask(&out, &id, text));
                 }
@@ -78,11 +87,31 @@ fn answer(method: &str, params: &Value) -> Answer {
                 Some(asked) if asked < "2025-11-25" => asked,
                 _ => "2025-11-25",
             },
-            "capabilities": { "tools": {} },
+            "capabilities": if *HAS_MORE { json!({ "prompts": {}, "resources": {}, "tools": {} }) } else { json!({ "tools": {} }) },
             "serverInfo": { "name": "towline-scripted-mcp", "version": "1.0.0" },
         })),
         "ping" => Ok(json!({})),
         "tools/list" => Ok(page(params["cursor"].as_str())),
+        "resources/list" if *HAS_MORE => Ok(json!({ "resources": [
+            { "uri": "note://one", "name": "one" },
+            { "uri": "secret://one", "name": "another" },
+        ] })),
+        "resources/templates/list" if *HAS_MORE => {
+            Ok(json!({ "resourceTemplates": [{ "uriTemplate": "note://{name}", "name": "note" }] }))
+        }
+        "resources/read" if *HAS_MORE => match params["uri"].as_str() {
+            Some(uri @ ("note://one" | "note://two")) => {
+                Ok(json!({ "contents": [{ "uri": uri, "text": uri, "odd": 1.50 }] }))
+            }
+            _ => Err((-32002, "no such resource".to_owned())),
+        },
+        "prompts/list" if *HAS_MORE => {
+            Ok(json!({ "prompts": [{ "name": "greet", "description": "Greets.\u{202e}" }] }))
+        }
+        "prompts/get" if *HAS_MORE => {
+            let text = json!({ "type": "text", "text": format!("Greet {}.", params["arguments"]["who"]) });
+            Ok(json!({ "messages": [{ "role": "user", "content": text }] }))
+        }
         other => Err((METHOD_NOT_FOUND, format!("no method {other}"))),
     }
 }
@@ -94,6 +123,7 @@ fn page(cursor: Option<&str>) -> Value {
             "inputSchema": { "type": "object", "properties": { "text": { "type": "string" } } } })
     };
     match cursor {
+        None if *HAS_MORE => json!({ "nextCursor": "2", "tools": [tool("raw", "Answers like no other.", true)] }),
         None => json!({ "nextCursor": "2", "tools": [
             tool("echo", "Gives its text back.", true),
             tool("slow", "Answers after an hour.", true),
@@ -220,7 +250,7 @@ fn send(out: &Mutex<io::Stdout>, id: &Value, answer: Answer) {
     write(out, &message);
 }
 
-fn write(out: &Mutex<io::Stdout>, message: &Value) {
+fn write(out: &Mutex<io::Stdout>, message: &impl std::fmt::Display) {
     let mut out = out.lock().unwrap();
     // The client has gone when this fails, and then the next read ends this process.
     let _gone = writeln!(out, "{message}").and_then(|()| out.flush());

@@ -143,6 +143,7 @@ impl Filter {
 
     /// The body has ended: what it was; none if it was too large.
     pub(super) fn end(self) -> Option<Vec<u8>> {
+        self.spool.0.originals.keep(&self.message.id, self.message.json());
         (!self.message.dropped).then_some(self.message.kept)
     }
 
@@ -240,6 +241,7 @@ impl Filter {
         let message = std::mem::take(&mut self.message);
         let before = self.ready.len();
         if !message.dropped {
+            self.spool.0.originals.keep(&message.id, message.json());
             self.ready.extend_from_slice(&message.kept);
         } else if message.id.is_empty() {
             tracing::warn!(limit = MAX_MESSAGE_BYTES, "an MCP server's message is too large and was dropped");
@@ -292,6 +294,11 @@ impl Message {
             self.dropped = true;
             self.kept = Vec::new();
         }
+    }
+
+    /// What is JSON of it.
+    fn json(&self) -> &[u8] {
+        self.kept.get(self.prefix.len()..).unwrap_or_default()
     }
 
     fn is_id(&self, key: Option<Key>) -> bool {

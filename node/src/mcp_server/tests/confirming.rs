@@ -171,6 +171,37 @@ async fn an_agent_that_is_named_is_a_tool_and_each_call_is_a_task() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_knows_tasks_is_given_one_and_asks_for_what_comes_of_it() {
+    let node = start(&with_agent()).await;
+    let knows = json!({ "extensions": { "io.modelcontextprotocol/tasks": {} } });
+    let ada = Client { capabilities: knows, ..Client::stateless(&node, "ada") };
+    let begun = ada.call("ask_reader", json!({ "message": "Read." })).await.result().clone();
+    assert_eq!((&begun["resultType"], &begun["ttlMs"]), (&json!("task"), &Value::Null), "{begun}");
+    assert!(begun["createdAt"].as_str().unwrap().starts_with("20") && begun.get("result").is_none(), "{begun}");
+    let id = begun["taskId"].as_str().unwrap();
+    let get = async |client: &Client<'_>| client.ask("tasks/get", json!({ "taskId": id })).await;
+    assert_eq!(get(&ada).await.result()["status"], "working");
+    // What is another's looks as if it were not there, and who does not know tasks is told so.
+    let bob = Client { capabilities: ada.capabilities.clone(), ..Client::stateless(&node, "bob") };
+    assert_eq!(get(&bob).await.code(), -32602);
+    let unaware = get(&Client::stateless(&node, "ada")).await;
+    assert_eq!((unaware.status, unaware.code()), (400, -32021));
+    assert_eq!(ada.ask("tasks/get", json!({ "taskId": "x" })).await.code(), -32602);
+    node.report(id, vec![chunk("Read it.", false)]).await;
+    node.finish(id, TaskState::Completed).await;
+    let done = get(&ada).await.result().clone();
+    assert_eq!((&done["status"], &done["result"]["isError"]), (&json!("completed"), &json!(false)), "{done}");
+    assert_eq!(done["result"]["content"][0]["text"], "Read it.");
+    // To cancel what has ended changes nothing; to cancel another does.
+    assert_eq!(ada.ask("tasks/cancel", json!({ "taskId": id })).await.result()["resultType"], "complete");
+    assert_eq!(get(&ada).await.result()["status"], "completed");
+    let other = ada.call("ask_reader", json!({ "message": "Read more." })).await.result()["taskId"].clone();
+    ada.ask("tasks/cancel", json!({ "taskId": other })).await.result();
+    assert_eq!(ada.ask("tasks/get", json!({ "taskId": other })).await.result()["status"], "cancelled");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_of_an_agent_that_is_taken_back_cancels_its_task() {
     let node = start(&with_agent()).await;
     let canceled = async |client: &Client<'_>| {
