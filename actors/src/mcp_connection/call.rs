@@ -232,11 +232,7 @@ async fn attempt(
     let what = format!("call {}.{}", handle.config.name, request.tool);
     let failure = failed(handle, live, &what, &service_error);
     let is_refused = http_status(&service_error).is_some() || unauthorized(&service_error).is_some();
-    if is_broken(&service_error) && !is_refused {
-        Err(failure)
-    } else {
-        Ok(Err(failure.error))
-    }
+    if is_broken(&service_error) && !is_refused { Err(failure) } else { Ok(Err(failure.error)) }
 }
 
 /// What a failure comes to. The actor is told of a connection that broke.

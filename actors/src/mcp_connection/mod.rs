@@ -71,7 +71,9 @@ pub use catalogue::{READ_RESOURCE, ResourceInfo};
 pub use credentials::{
     AuthError, BegunLogin, DeviceLogin, McpAuth, McpSecurity, McpTls, OAuthGrant, OAuthSettings, SigV4Settings,
 };
-pub use events::{CallEvent, CallEvents, Heard, Question, channel as call_events, channel_of as call_events_of, passed_on};
+pub use events::{
+    CallEvent, CallEvents, Heard, Question, channel as call_events, channel_of as call_events_of, passed_on,
+};
 pub use forward::{Forward, NotForwarded};
 pub use fuzz::mcp_answer as fuzz_answer;
 pub use inspect::{McpInspection, PromptInfo, TemplateInfo};

@@ -171,9 +171,10 @@ async fn one<T: DeserializeOwned>(
     let sent = peer.send_request_with_option(request, options).await.map_err(failed)?;
     let answer = sent.await_response().await.map_err(failed)?;
     // rmcp reads a page of which one item is wrong as some answer that it does not know.
-    let page = match answer {
-        ServerResult::CustomResult(CustomResult(mut page)) => item_by_item(kind, &mut page, left_out),
-        known => (kind.page)(known),
+    let page = if let ServerResult::CustomResult(CustomResult(mut page)) = answer {
+        item_by_item(kind, &mut page, left_out)
+    } else {
+        (kind.page)(answer)
     };
     page.ok_or_else(|| error("malformed_response", format!("{what}: the server's answer is no such list")))
 }

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, AgentSpec, BlobHash, BootId, BridgeChange, Effect, Enrolment, Labels, Lack, LateReport, Level, Message, NodeAddresses,
-    NodeCertificate, NodeId, NodeRole, OwnerReport, Peer, PinTools, Principal, Resolve, SetWebhook, SignIn, SignInRejection,
-    StepNo, Submission, TaskId, TaskState, TraceContext, TriggerChange, TriggerName, WebhookName, WebhookReport,
-    doubt::listed, node::is_zero,
+    AgentName, AgentSpec, BlobHash, BootId, BridgeChange, Effect, Enrolment, Labels, Lack, LateReport, Level, Message,
+    NodeAddresses, NodeCertificate, NodeId, NodeRole, OwnerReport, Peer, PinTools, Principal, Resolve, SetWebhook,
+    SignIn, SignInRejection, StepNo, Submission, TaskId, TaskState, TraceContext, TriggerChange, TriggerName,
+    WebhookName, WebhookReport, doubt::listed, node::is_zero,
 };
 
 mod questions;

@@ -20,7 +20,6 @@ pub(super) enum Code {
     SchemaViolation,
     Busy,
     Runtime,
-    Timeout,
     UnknownTool,
     ServerNotFound,
     ServerUnavailable,
@@ -41,7 +40,6 @@ impl Code {
             Code::VersionMismatch => "version_mismatch",
             Code::SchemaViolation => "schema_violation",
             Code::Busy | Code::Runtime => "runtime_error",
-            Code::Timeout => "timeout",
             Code::UnknownTool => "unknown_tool",
             Code::ServerNotFound => "mcp_server_not_found",
             Code::ServerUnavailable => "mcp_server_unavailable",
@@ -58,7 +56,7 @@ impl Code {
     /// Whether the same again may work.
     pub fn is_retryable(self) -> bool {
         match self {
-            Code::Busy | Code::Timeout | Code::ServerUnavailable | Code::Transport => true,
+            Code::Busy | Code::ServerUnavailable | Code::Transport => true,
             Code::Parse
             | Code::InvalidMessage
             | Code::VersionMismatch

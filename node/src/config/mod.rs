@@ -208,7 +208,19 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
         task_time,
     };
     NodeConfig {
-        node, cluster, certificate_life, front_door, mesh, telemetry, limits, auth, push, cards, serve, hooks, a2e,
+        node,
+        cluster,
+        certificate_life,
+        front_door,
+        mesh,
+        telemetry,
+        limits,
+        auth,
+        push,
+        cards,
+        serve,
+        hooks,
+        a2e,
     }
 }
 

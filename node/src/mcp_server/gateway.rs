@@ -243,7 +243,7 @@ fn forward(
     params.remove("_meta");
     let is_stateless = ask.speaker.era == Era::Stateless;
     let told = [META_CAPABILITIES, logs::META_LEVEL].into_iter().filter(|_| is_stateless);
-    let meta = told.filter_map(|key| Some((key.to_owned(), request.meta(key)?.clone()))).collect();
+    let meta = told.filter_map(|key| Some((key.to_owned(), told_of(key, request.meta(key)?)))).collect();
     let call = CallRequest {
         tool: found.name.clone(),
         arguments: Value::Null,
@@ -259,6 +259,15 @@ fn forward(
         events,
     };
     Forward { method, params, meta, passes_questions: is_stateless, call }
+}
+
+/// Of what a client can do only what a result may ask it for: an extension is between a client and this node.
+fn told_of(key: &str, value: &Value) -> Value {
+    let mut value = value.clone();
+    if let (META_CAPABILITIES, Some(capabilities)) = (key, value.as_object_mut()) {
+        capabilities.retain(|name, _| ["elicitation", "sampling", "roots"].contains(&name.as_str()));
+    }
+    value
 }
 
 fn answered(ask: &Ask, result: Result<Box<RawValue>, NotForwarded>) -> Result<Answered, RpcError> {
@@ -402,6 +411,13 @@ mod tests {
         assert_eq!(uri_of(&federated(true), "file:///{path}"), "towline://mcp/fs/file:///{path}");
         assert_eq!(named(&federated(false), "read_file"), "read_file");
         assert_eq!(uri_of(&federated(false), "file:///a"), "file:///a");
+    }
+
+    #[test]
+    fn a_server_is_told_what_a_result_may_ask_for_and_no_extension() {
+        let can = json!({ "elicitation": { "form": {} }, "extensions": { "io.modelcontextprotocol/tasks": {} } });
+        assert_eq!(told_of(META_CAPABILITIES, &can), json!({ "elicitation": { "form": {} } }));
+        assert_eq!(told_of(logs::META_LEVEL, &json!("info")), json!("info"));
     }
 
     #[test]

@@ -499,7 +499,7 @@ async fn a_list_without_end_and_a_tool_without_bounds_do_not_hurt() {
 
     let huge = Running::start(Get::NotAllowed, |message| {
         is(message, "tools/list").then(|| {
-            let tools: Vec<Value> = (0..10).map(|at| tool(&format!("t{at}"), &"x".repeat(1_000_000))).collect();
+            let tools: Vec<Value> = (0..30).map(|at| tool(&format!("t{at}"), &"x".repeat(200_000))).collect();
             Reply::Result(json!({ "tools": tools }))
         })
     })
