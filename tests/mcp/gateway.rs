@@ -112,7 +112,7 @@ async fn results_come_byte_by_byte_and_what_is_on_the_way_to_them_as_well() {
             break;
         }
     }
-    let told = |method: &str| said.iter().filter(|one| one["method"] == method).last().map(|one| one["params"].clone());
+    let told = |method: &str| said.iter().rfind(|one| one["method"] == method).map(|one| one["params"].clone());
     let progress = told("notifications/progress").unwrap_or_else(|| panic!("{said:?}"));
     assert_eq!(
         (&progress["progressToken"], &progress["progress"], &progress["total"]),

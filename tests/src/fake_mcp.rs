@@ -125,7 +125,6 @@ fn session_of(headers: &HeaderMap) -> String {
     headers.get(SESSION).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
 }
 
-#[expect(clippy::unused_async, reason = "handlers are")]
 async fn listen(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     if shared.says == Says::Nothing {
         return StatusCode::METHOD_NOT_ALLOWED.into_response();
@@ -141,7 +140,6 @@ async fn listen(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Respon
     ([("content-type", "text/event-stream")], Body::from_stream(opened.chain(events))).into_response()
 }
 
-#[expect(clippy::unused_async, reason = "handlers are")]
 async fn take(State(shared): State<Arc<Shared>>, headers: HeaderMap, Json(message): Json<Value>) -> Response {
     let method = message["method"].as_str().unwrap_or_default();
     if method == "initialize" {

@@ -41,7 +41,9 @@ fn fits(uri: &str, template: &str) -> bool {
 
 /// What was listed last, with the number of the catalogue that it is of.
 #[derive(Clone, Default)]
-pub(super) struct Known(Arc<Mutex<Option<(u64, Arc<Offers>)>>>);
+pub(super) struct Known(Arc<Mutex<Option<Last>>>);
+
+type Last = (u64, Arc<Offers>);
 
 impl McpHandle {
     /// What the server has beside its tools. What it does not have, or cannot list, is empty.

@@ -79,10 +79,11 @@ impl Filter {
         context.add_variable("json", &sample.json).map_err(|error| failed(&error))?;
         context.add_variable("uri", uri).map_err(|error| failed(&error))?;
         context.add_variable("window", &window).map_err(|error| failed(&error))?;
-        match Value::resolve(&self.0, &context).map_err(|error| failed(&error))? {
-            Value::Bool(passes) => Ok(passes),
-            other => Err(format!("filter: it is {}, and should be true or false", other.type_of())),
-        }
+        let said = Value::resolve(&self.0, &context).map_err(|error| failed(&error))?;
+        let Value::Bool(passes) = said else {
+            return Err(format!("filter: it is {}, and should be true or false", said.type_of()));
+        };
+        Ok(passes)
     }
 }
 

@@ -447,9 +447,7 @@ pub(crate) fn call_failed(error: &ClientError) -> CliError {
             let silent = || CliError::Unreachable(format!("connect to {endpoint}: {IS_IT_RUNNING}"));
             diagnosed(endpoint, &**source).unwrap_or_else(silent)
         }
-        ClientError::Broken { endpoint, .. } => {
-            diagnosed(endpoint, error).unwrap_or_else(|| CliError::Unreachable(text))
-        }
+        ClientError::Broken { endpoint, .. } => diagnosed(endpoint, error).unwrap_or(CliError::Unreachable(text)),
         ClientError::Timeout { .. } => CliError::Timeout(text),
         ClientError::Auth { status: 401, .. } => CliError::Auth(format!("{text}: {SHOW_A_TOKEN}")),
         ClientError::Auth { .. } => CliError::Auth(text),

@@ -42,7 +42,7 @@ impl State {
         if !fitting.iter().copied().filter(placed).any(|node| has_room(&node)) {
             return Some(format!("a place: every node on which agent {name} is placed has {limit} tasks"));
         }
-        let candidates = || fitting.iter().copied().filter(placed).filter(|node| has_room(&node));
+        let candidates = || fitting.iter().copied().filter(placed).filter(|node| has_room(node));
         let lacking: Vec<_> = candidates().filter_map(|node| Some((node, self.lacking(node, name)?))).collect();
         let is_over = |lacking: &Lacking| lacking::is_over(lacking, self.last.at);
         if lacking.len() == candidates().count() && !lacking.iter().any(|(_, lacking)| is_over(lacking)) {

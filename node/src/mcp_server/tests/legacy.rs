@@ -10,7 +10,7 @@ struct Old<'a> {
     stream: Stream,
 }
 
-async fn get<'a>(node: &'a Node, token: &'static str) -> reqwest::Response {
+async fn get(node: &Node, token: &'static str) -> reqwest::Response {
     let request = node.http.get(format!("{}/mcp/sse", node.url)).bearer_auth(token);
     tokio::time::timeout(PATIENCE, request.send()).await.unwrap().unwrap()
 }

@@ -321,7 +321,7 @@ fn well_known(url: &Url, names: &[&str]) -> Vec<String> {
 
 fn well_known_of_origin(url: &Url) -> Option<String> {
     let origin = url.origin().ascii_serialization();
-    (url.path().trim_end_matches('/') != "").then(|| format!("{origin}/.well-known/oauth-protected-resource"))
+    (!url.path().trim_end_matches('/').is_empty()).then(|| format!("{origin}/.well-known/oauth-protected-resource"))
 }
 
 pub(super) fn is_loopback(url: &Url) -> bool {

@@ -14,8 +14,11 @@ fn parsed(text: &str) -> TraceContext {
     text.parse().unwrap()
 }
 
+/// A name, and what is said in three places.
+type Case = (&'static str, Option<&'static str>, Option<&'static str>, Option<&'static str>);
+
 /// What the carriers hold, and whose trace it comes to.
-fn cases() -> Vec<(&'static str, Option<&'static str>, Option<&'static str>, Option<&'static str>)> {
+fn cases() -> Vec<Case> {
     let malformed = [
         "00-00000000000000000000000000000000-b7ad6b7169203331-01",
         "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
