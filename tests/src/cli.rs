@@ -37,6 +37,15 @@ pub async fn run_cli<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Ite
 
 /// Runs `towline` in a folder.
 pub async fn run_cli_in<S: AsRef<std::ffi::OsStr>>(folder: &Path, arguments: impl IntoIterator<Item = S>) -> Ran {
+    run_cli_with(folder, &[], arguments).await
+}
+
+/// The same with something in the environment.
+pub(crate) async fn run_cli_with<S: AsRef<std::ffi::OsStr>>(
+    folder: &Path,
+    env: &[(String, String)],
+    arguments: impl IntoIterator<Item = S>,
+) -> Ran {
     let mut command = tokio::process::Command::new(towline());
     command.current_dir(folder).args(arguments).stdin(Stdio::null()).kill_on_drop(true);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TOWLINE_")) {
@@ -44,6 +53,7 @@ pub async fn run_cli_in<S: AsRef<std::ffi::OsStr>>(folder: &Path, arguments: imp
     }
     // Whoever runs the tests may be signed in somewhere.
     command.env("TOWLINE_CONFIG_DIR", folder.join("user-config"));
+    command.envs(env.iter().map(|(name, value)| (name, value)));
     let output = tokio::time::timeout(LIMIT, command.output()).await.expect("the command ends in time").unwrap();
     Ran {
         code: output.status.code().unwrap_or(-1),

@@ -15,7 +15,7 @@ use towline_core::Task;
 use crate::{
     a2a_client::{A2aClient, http_client},
     binaries::towline,
-    cli::run_cli,
+    cli::{run_cli, run_cli_with},
     ports::free_port,
     wait::eventually,
 };
@@ -132,7 +132,7 @@ impl TestNode {
     /// Makes it the first node of a new cluster.
     pub async fn init(&self) {
         let home = self.home.to_str().unwrap();
-        let ran = run_cli(["init", "--name", "test", "--dir", home]).await;
+        let ran = run_cli_with(Path::new("."), &self.env, ["init", "--name", "test", "--dir", home]).await;
         assert_eq!(ran.code, 0, "towline init: {}", ran.said());
     }
 

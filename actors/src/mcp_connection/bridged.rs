@@ -25,7 +25,7 @@ use super::{
     call::{self, Patience},
     pages::{self, Kind},
     text,
-    underway::Underway,
+    underway::{DOUBTFUL, Underway},
 };
 use crate::config::McpServerConfig;
 
@@ -93,7 +93,8 @@ pub fn asks() -> (Asks, mpsc::Receiver<HostAsk>) {
     (Asks(asks), asked)
 }
 
-/// Has the agent behind the bridge answer. The call that it is about stays alive meanwhile.
+/// Has the agent behind the bridge answer. The call that it is about stays alive meanwhile. What may be about a call that was
+/// given up is refused.
 ///
 /// # Errors
 /// Why there is no answer.
@@ -105,6 +106,10 @@ pub(super) async fn ask(
     wanted: Wanted,
 ) -> Result<Value, String> {
     let Some(Asks(asks)) = &config.asks else { return Err("nobody is there to be asked".to_owned()) };
+    if underway.is_doubtful(origin) {
+        tracing::warn!(server = config.name, why = DOUBTFUL, "a question of an MCP server is not asked");
+        return Err(format!("nobody is asked this: {DOUBTFUL}"));
+    }
     let (_asking, caller) = underway.holds(origin).map_or((None, None), |(asking, caller)| (Some(asking), caller));
     let (answer, answered) = oneshot::channel();
     let ask = HostAsk { request: request.to_owned(), wanted, caller, answer };
@@ -302,7 +307,8 @@ async fn listen(mut subscription: Subscription, notices: Notices) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::McpTransport;
+    use crate::{McpTransport, mcp_connection::events::CallEvents};
+    use rmcp::model::{NumberOrString, ProgressToken};
 
     fn config(asks: Option<Asks>) -> McpServerConfig {
         McpServerConfig { asks, ..McpServerConfig::new("fs", McpTransport::http("http://127.0.0.1:1/mcp")) }
@@ -326,6 +332,19 @@ mod tests {
             answers.push(one.await.unwrap());
         }
         assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 1);
+    }
+
+    #[tokio::test]
+    async fn what_a_server_asks_after_its_call_was_given_up_reaches_nobody() {
+        let (to, mut asked) = asks();
+        let (config, underway) = (config(Some(to)), Underway::default());
+        let token = ProgressToken(NumberOrString::Number(1));
+        drop(underway.note(NumberOrString::Number(1), token, CallEvents::default()));
+        for wanted in [Wanted::Roots, Wanted::Completion(json!({ "messages": [] }))] {
+            let refused = ask(&config, &underway, None, "7", wanted).await.unwrap_err();
+            assert!(refused.contains("given up"), "{refused}");
+        }
+        assert!(asked.try_recv().is_err());
     }
 
     #[test]

@@ -412,7 +412,13 @@ pub(super) async fn await_answer(
         };
         tokio::select! {
             biased;
-            answer = &mut sent.rx => return answer.map_err(|_| ServiceError::TransportClosed)?,
+            answer = &mut sent.rx => {
+                let answer = answer.map_err(|_| ServiceError::TransportClosed)?;
+                if is_over(&answer) {
+                    noted.over();
+                }
+                return answer;
+            }
             Ok(()) = noted.pulse.changed() => {
                 let pulse = *noted.pulse.borrow_and_update();
                 let now = Instant::now();
@@ -433,6 +439,13 @@ pub(super) async fn await_answer(
     let canceling = sent.cancel(Some("the time of the call is over".to_owned()));
     let _ = tokio::time::timeout(SEND_TIMEOUT, canceling).await;
     Err(ServiceError::Timeout { timeout })
+}
+
+/// Whether nothing of a call goes on at the server: it has answered, or did not take it.
+fn is_over(answer: &Result<ServerResult, ServiceError>) -> bool {
+    let Err(failure) = answer else { return true };
+    let is_refused = matches!(failure, ServiceError::McpError(_)) || unauthorized(failure).is_some();
+    is_refused || never_arrived(failure) || http_status(failure).is_some_and(|refused| refused.status == 429)
 }
 
 fn arguments(arguments: &Value) -> Option<JsonObject> {

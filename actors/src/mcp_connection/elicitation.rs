@@ -11,7 +11,11 @@ use rmcp::{
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
-use super::{events::Question, text, underway::Underway};
+use super::{
+    events::Question,
+    text,
+    underway::{DOUBTFUL, Underway},
+};
 
 /// How long a person has. A call holds a place of its server meanwhile.
 const ANSWER_WITHIN: Duration = Duration::from_secs(300);
@@ -25,7 +29,8 @@ const MAX_MESSAGE_CHARS: usize = 2_000;
 /// Largest schema that is shown, as JSON.
 const MAX_SCHEMA_BYTES: usize = 16 * 1024;
 
-/// Has a person asked, through the call that the question belongs to.
+/// Has a person asked, through the call that the question belongs to. One that may be about a call that was given up is
+/// declined: it would reach somebody else, whose answer the server would take for that of who called.
 pub(super) async fn ask(
     server: &str,
     underway: &Underway,
@@ -33,6 +38,10 @@ pub(super) async fn ask(
     params: &ElicitRequestParams,
 ) -> ElicitResult {
     let cancel = ElicitResult::new(ElicitationAction::Cancel);
+    if underway.is_doubtful(origin) {
+        tracing::warn!(server, why = DOUBTFUL, "a question of an MCP server is not asked");
+        return ElicitResult::new(ElicitationAction::Decline);
+    }
     let asked = match Asked::read(server, params) {
         Ok(asked) => asked,
         Err(why) => {
@@ -326,6 +335,21 @@ mod tests {
 
         let unanswered = ask("s", &underway, None, &params).await;
         assert_eq!(unanswered.action, ElicitationAction::Cancel, "after {ANSWER_WITHIN:?}");
+    }
+
+    #[tokio::test]
+    async fn a_question_that_comes_after_its_call_was_given_up_reaches_no_other_call() {
+        let underway = Underway::default();
+        let token = |number| ProgressToken(NumberOrString::Number(number));
+        let (events, mut heard) = channel();
+        let given_up = underway.note(NumberOrString::Number(1), token(1), CallEvents::default());
+        let _other = underway.note(NumberOrString::Number(2), token(2), events);
+        drop(given_up);
+        for origin in [None, Some(&InboundStreamOrigin::Unassociated)] {
+            let declined = ask("s", &underway, origin, &form(name_and_age())).await;
+            assert_eq!(declined.action, ElicitationAction::Decline);
+        }
+        assert!(heard.waiting().is_none());
     }
 
     #[tokio::test]

@@ -14,7 +14,7 @@ use rmcp::{
     RoleClient,
     model::ProtocolVersion,
     service::{ClientInitializeError, ClientLifecycleMode, ClientServiceExt, QuitReason, RunningService},
-    transport::IntoTransport,
+    transport::{IntoTransport, streamable_http_client::StreamableHttpError},
 };
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -285,11 +285,22 @@ where
                 error,
                 ClientInitializeError::JsonRpcError(_) | ClientInitializeError::NoCompatibleProtocolVersion { .. }
             );
-            let reason = text::plain_line(&format!("handshake: {error}"), MAX_INSTRUCTIONS_CHARS);
+            let reason = text::plain_line(&format!("handshake: {}", why(&error)), MAX_INSTRUCTIONS_CHARS);
             Err(Failure { reason, refused })
         }
         Err(_) => Err(Failure::permanent(format!("handshake: no answer after {within:?}"))),
     }
+}
+
+/// The error, down to what the network or TLS said.
+fn why(error: &ClientInitializeError) -> String {
+    if let ClientInitializeError::TransportError { error: transport, .. } = error
+        && let Some(StreamableHttpError::Client(error)) =
+            transport.error.downcast_ref::<StreamableHttpError<reqwest::Error>>()
+    {
+        return socket::chain(error);
+    }
+    error.to_string()
 }
 
 /// Looks at what was agreed on, lists what there is, publishes the connection, and waits until it ends.

@@ -81,6 +81,7 @@ pub use offers::Offers;
 pub use revision::Capabilities;
 pub(crate) use subscriptions::ResourceWatch;
 pub use tail::{TailKind, TailLine};
+pub use text::plain_line;
 pub(crate) use websocket::is_websocket;
 
 /// Wait before the second try to connect; it doubles up to [`MAX_BACK_OFF`].
@@ -691,10 +692,11 @@ impl ConnectionState {
         self.take(listing, Some(Phase::Ready(Arc::new(live))));
     }
 
-    /// What the cluster knows of the tools.
+    /// What the cluster knows of the tools. A node that starts has applied what was agreed to once its session is alive.
     fn known_pins(&self) -> Option<BTreeMap<String, String>> {
         let key = pins::key(&self.config);
-        self.spool.cluster()?.local(|state| state.pins(&key).cloned())
+        let cluster = self.spool.cluster().filter(|cluster| cluster.may_act())?;
+        cluster.local(|state| state.pins(&key).cloned())
     }
 
     /// Compares what is listed with what the cluster knows, or has it remember that where it knows nothing yet.

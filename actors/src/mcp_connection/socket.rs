@@ -303,7 +303,8 @@ fn is_passing(refusal: &Refusal) -> bool {
     error.status().is_none_or(|status| status.is_server_error() && status != http::StatusCode::NOT_IMPLEMENTED)
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+/// An error with all that caused it.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     std::iter::successors(error.source(), |error| error.source())
         .fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

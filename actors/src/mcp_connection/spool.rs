@@ -26,7 +26,7 @@ use tokio_util::{bytes::Bytes, io::StreamReader};
 use towline_cluster::ClusterHandle;
 use towline_core::Blob;
 
-use filter::{Filter, Framing, MAX_MESSAGE_BYTES, MAX_MESSAGE_VALUES};
+use filter::{Filter, Framing, MAX_MESSAGE_BYTES, MAX_MESSAGE_LISTS, MAX_MESSAGE_VALUES};
 use originals::Originals;
 
 /// Strings that wait to be claimed: more than the calls of one connection have. Beyond it the oldest are forgotten.
@@ -138,7 +138,8 @@ impl Spool {
     /// What stands for an answer that is too large, under the id of its request.
     pub(super) fn too_large(&self, id: &str) -> String {
         let why = format!(
-            "it has more than {MAX_MESSAGE_BYTES} bytes beside its files, or more than {MAX_MESSAGE_VALUES} objects and lists"
+            "it has more than {MAX_MESSAGE_BYTES} bytes beside its files, {MAX_MESSAGE_VALUES} values, or \
+             {MAX_MESSAGE_LISTS} objects and lists"
         );
         let token = self.put(Spooled::Refused { error_type: "too_large", why });
         let content = format!(r#"[{{"type":"text","text":"{token}"}}]"#);

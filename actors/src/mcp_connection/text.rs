@@ -25,7 +25,7 @@ pub(super) fn plain(text: &str, most: usize) -> String {
 }
 
 /// The same on one line.
-pub(super) fn plain_line(text: &str, most: usize) -> String {
+pub fn plain_line(text: &str, most: usize) -> String {
     plain(text, most).replace(['\n', '\t'], " ")
 }
 

@@ -1,5 +1,9 @@
 //! The calls that are under way on one connection, so that what the server says about one of them finds it: progress by its
 //! token, a question by the request in whose stream it came, a log message only where a single call can be meant.
+//!
+//! A call that was given up may go on at the server, and what the server says next may be about it. From then on the only call
+//! under way need not be the one that is meant: what names no call is then of none, for as long as the connection lives. The
+//! server is never heard to be through with such a call, as it does not answer what was canceled.
 #![expect(deprecated, reason = "servers of earlier revisions still send log messages")]
 
 use rmcp::{
@@ -29,6 +33,9 @@ const MAX_WHOLE_LOG_BYTES: usize = 16 * 1024;
 /// Progress tokens that are unknown yet: a server may be quicker than the note of the call it answers.
 const MAX_EARLY: usize = 32;
 
+/// Why a question is not asked that could be about a call that was given up.
+pub(super) const DOUBTFUL: &str = "it names no call, and may be about one that was given up";
+
 /// What keeps a call alive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Pulse {
@@ -47,6 +54,8 @@ struct Calls {
     next: u64,
     calls: BTreeMap<u64, Entry>,
     early: Vec<ProgressToken>,
+    /// A call ended while it may go on at the server.
+    given_up: bool,
 }
 
 struct Entry {
@@ -60,13 +69,23 @@ struct Entry {
 pub(super) struct Noted {
     key: u64,
     underway: Underway,
+    is_over: bool,
     /// What keeps it alive.
     pub pulse: watch::Receiver<Pulse>,
 }
 
+impl Noted {
+    /// The server has answered the call, or did not take it: nothing of it goes on there.
+    pub(super) fn over(&mut self) {
+        self.is_over = true;
+    }
+}
+
 impl Drop for Noted {
     fn drop(&mut self) {
-        self.underway.lock().calls.remove(&self.key);
+        let mut calls = self.underway.lock();
+        calls.calls.remove(&self.key);
+        calls.given_up |= !self.is_over;
     }
 }
 
@@ -79,7 +98,7 @@ impl Underway {
         calls.next += 1;
         let key = calls.next;
         calls.calls.insert(key, Entry { request, token, pulse, events });
-        Noted { key, underway: self.clone(), pulse: beating }
+        Noted { key, underway: self.clone(), is_over: false, pulse: beating }
     }
 
     /// The server tells how far a call is. Progress of no call is dropped.
@@ -126,6 +145,11 @@ impl Underway {
         Some((Asking(entry.pulse.clone()), entry.events.caller()))
     }
 
+    /// Whether a question may be about a call that was given up: nobody is asked it.
+    pub(super) fn is_doubtful(&self, origin: Option<&InboundStreamOrigin>) -> bool {
+        !matches!(origin, Some(InboundStreamOrigin::OutboundRequest(_))) && self.lock().given_up
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Calls> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -152,7 +176,7 @@ fn call_of<'a>(calls: &'a Calls, origin: Option<&InboundStreamOrigin>) -> Option
 
 fn only(calls: &Calls) -> Option<&Entry> {
     let mut all = calls.calls.values();
-    all.next().filter(|_| all.next().is_none())
+    all.next().filter(|_| all.next().is_none() && !calls.given_up)
 }
 
 /// Some servers send a number back as a string.
@@ -226,9 +250,10 @@ mod tests {
         let underway = Underway::default();
         let ((first, mut heard), (second, _)) = (channel(), channel());
         let one = underway.note(RequestId::Number(1), token(1), first);
-        let two = underway.note(RequestId::Number(2), token(2), second);
+        let mut two = underway.note(RequestId::Number(2), token(2), second);
         underway.log(&said);
         assert!(futures::poll!(std::pin::pin!(heard.next())).is_pending(), "it may be of either");
+        two.over();
         drop(two);
         underway.log(&said);
         let CallEvent::Log(line) = heard.next().await else { panic!("no log") };
@@ -254,5 +279,30 @@ mod tests {
         let origin = InboundStreamOrigin::OutboundRequest(RequestId::Number(3));
         assert!(underway.asks(Some(&origin), question()).is_none(), "nobody listens to this call");
         drop(unheard);
+    }
+
+    #[tokio::test]
+    async fn after_a_call_was_given_up_the_only_one_is_not_taken_for_what_is_meant() {
+        let underway = Underway::default();
+        let question = || Question::new("name?".to_owned(), serde_json::Value::Null).0;
+        let mut answered = underway.note(RequestId::Number(1), token(1), CallEvents::default());
+        answered.over();
+        drop(answered);
+        assert!(!underway.is_doubtful(None), "that call is over");
+
+        let given_up = underway.note(RequestId::Number(2), token(2), CallEvents::default());
+        let (events, mut heard) = channel();
+        let other = underway.note(RequestId::Number(3), token(3), events);
+        drop(given_up);
+        let said = LoggingMessageNotificationParam::new(LoggingLevel::Info, json!("of the call before"));
+        underway.log(&said);
+        for origin in [None, Some(&InboundStreamOrigin::Unassociated)] {
+            assert!(underway.is_doubtful(origin));
+            assert!(underway.asks(origin, question()).is_none() && underway.holds(origin).is_none());
+        }
+        assert!(heard.waiting().is_none(), "nothing of it reaches another call");
+        let named = InboundStreamOrigin::OutboundRequest(RequestId::Number(3));
+        assert!(!underway.is_doubtful(Some(&named)) && underway.asks(Some(&named), question()).is_some());
+        drop(other);
     }
 }

@@ -89,10 +89,17 @@ pub(super) async fn connect(
     let incoming = stream::unfold(incoming, async |mut incoming| {
         loop {
             match incoming.next().await? {
-                Ok(Message::Text(text)) => match serde_json::from_str(&text) {
-                    Ok(message) => return Some((message, incoming)),
-                    Err(error) => tracing::debug!(%error, "MCP server sent what is no message"),
-                },
+                Ok(Message::Text(text)) => {
+                    // The values of a message cost a hundred times its bytes.
+                    if let Err(why) = towline_a2a::convert::check_answer(text.as_bytes()) {
+                        tracing::warn!(why, "a message of an MCP server is not read: its WebSocket is closed");
+                        return None;
+                    }
+                    match serde_json::from_str(&text) {
+                        Ok(message) => return Some((message, incoming)),
+                        Err(error) => tracing::debug!(%error, "MCP server sent what is no message"),
+                    }
+                }
                 // Pings are answered below this.
                 Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_) | Message::Frame(_)) => {}
                 Ok(Message::Close(_)) => return None,

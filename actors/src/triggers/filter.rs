@@ -7,8 +7,11 @@ use serde::Serialize;
 /// Nodes of a condition: what a person writes has a few dozen.
 const MAX_NODES: usize = 1_000;
 
-/// Brackets within brackets.
+/// Brackets within brackets, and how deep the parser goes.
 const MAX_DEPTH: u16 = 48;
+
+/// Longest condition, in bytes: what a person writes has some hundred, and no row of signs is a deep one.
+const MAX_CONDITION_BYTES: usize = 2_000;
 
 /// Largest content whose JSON a condition sees, in bytes: what it takes to walk through it is bounded by that.
 const MAX_JSON_BYTES: usize = 256 * 1024;
@@ -51,6 +54,12 @@ impl Filter {
     /// # Errors
     /// What is wrong with it.
     pub(crate) fn new(text: &str) -> Result<Self, String> {
+        if text.len() > MAX_CONDITION_BYTES || depth(text) > MAX_DEPTH.into() {
+            return Err(format!(
+                "filter of {} bytes: it has more than {MAX_CONDITION_BYTES} or more than {MAX_DEPTH} brackets within brackets",
+                text.len()
+            ));
+        }
         let parser = PrattParser::new().max_expression_node_count(MAX_NODES).max_recursion_depth(MAX_DEPTH);
         let parsed = parser.parse(text).map_err(|errors| format!("filter {text:?}: {errors}"))?;
         let references = parsed.references();
@@ -85,6 +94,22 @@ impl Filter {
         };
         Ok(passes)
     }
+}
+
+/// How many brackets lie within each other at most; those in quotes count as well.
+fn depth(text: &str) -> usize {
+    let (mut open, mut deepest) = (0_usize, 0);
+    for sign in text.chars() {
+        match sign {
+            '(' | '[' | '{' => {
+                open += 1;
+                deepest = deepest.max(open);
+            }
+            ')' | ']' | '}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
 }
 
 /// Whether a name is that of an element in `all(NAME, …)` and the like.
@@ -129,7 +154,8 @@ mod tests {
             ("size > 3", "size is not known; known: text, json, uri, window"),
             ("text", "should be true or false"),
             ("json.missing > 3", "filter: "),
-            (&format!("{}true{}", "(".repeat(400), ")".repeat(400)), "filter "),
+            (&format!("{}true{}", "(".repeat(49), ")".repeat(49)), "48 brackets within brackets"),
+            (&"!".repeat(2_001), "more than 2000"),
         ] {
             let refused = passes(filter, "{}").unwrap_err();
             assert!(refused.contains(says), "{filter}: {refused}");

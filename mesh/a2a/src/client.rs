@@ -587,7 +587,7 @@ async fn accepted(endpoint: &str, response: reqwest::Response) -> Result<reqwest
         return Err(ClientError::Auth { endpoint: endpoint.to_owned(), status: status.as_u16() });
     }
     let body = read_body(endpoint, response).await?;
-    if let Ok(envelope) = serde_json::from_slice::<Value>(&body)
+    if let Ok(envelope) = decoded(&body)
         && envelope.get("error").is_some_and(|error| error.get("code").is_some())
     {
         if let Some(error) = rest::error(&envelope) {
@@ -603,8 +603,13 @@ async fn accepted(endpoint: &str, response: reqwest::Response) -> Result<reqwest
 
 async fn read_json(endpoint: &str, response: reqwest::Response) -> Result<Value, ClientError> {
     let body = read_body(endpoint, response).await?;
-    serde_json::from_slice(&body)
-        .map_err(|error| ClientError::Malformed { endpoint: endpoint.to_owned(), detail: error.to_string() })
+    decoded(&body).map_err(|detail| ClientError::Malformed { endpoint: endpoint.to_owned(), detail })
+}
+
+/// The JSON that a peer wrote, if it is not too much of it; else what is wrong with it.
+pub(crate) fn decoded(text: &[u8]) -> Result<Value, String> {
+    convert::check_answer(text)?;
+    serde_json::from_slice(text).map_err(|error| error.to_string())
 }
 
 async fn read_body(endpoint: &str, response: reqwest::Response) -> Result<Vec<u8>, ClientError> {

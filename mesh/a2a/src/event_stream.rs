@@ -17,7 +17,7 @@ use sse_stream::{Sse, SseStream};
 
 use crate::{
     ClientError, StreamEvent,
-    client::{result_of, transport_error},
+    client::{decoded, result_of, transport_error},
     convert::stream_event_from_wire,
 };
 
@@ -177,7 +177,7 @@ fn frame_error(endpoint: &str, error: sse_stream::Error) -> ClientError {
 fn bare_item(endpoint: &str, frame: Sse) -> Result<Option<StreamItem>, ClientError> {
     let Some(data) = frame.data.filter(|data| !data.is_empty()) else { return Ok(None) };
     let malformed = |detail: String| ClientError::Malformed { endpoint: endpoint.to_owned(), detail };
-    let raw: Value = serde_json::from_str(&data).map_err(|error| malformed(format!("event: {error}")))?;
+    let raw = decoded(data.as_bytes()).map_err(|detail| malformed(format!("event: {detail}")))?;
     if let Some(error) = crate::client::http_error(&raw) {
         return Err(error);
     }
@@ -189,7 +189,7 @@ fn bare_item(endpoint: &str, frame: Sse) -> Result<Option<StreamItem>, ClientErr
 fn item(endpoint: &str, frame: Sse) -> Result<Option<StreamItem>, ClientError> {
     let Some(data) = frame.data.filter(|data| !data.is_empty()) else { return Ok(None) };
     let malformed = |detail: String| ClientError::Malformed { endpoint: endpoint.to_owned(), detail };
-    let envelope: Value = serde_json::from_str(&data).map_err(|error| malformed(format!("event: {error}")))?;
+    let envelope = decoded(data.as_bytes()).map_err(|detail| malformed(format!("event: {detail}")))?;
     let raw = result_of(endpoint, envelope)?;
     let event = stream_event_from_wire(raw.clone()).map_err(|detail| malformed(format!("event: {detail}")))?;
     Ok(Some(StreamItem { id: frame.id.and_then(|id| id.parse().ok()), event, raw }))

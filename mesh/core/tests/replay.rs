@@ -76,6 +76,7 @@ fn the_kept_log_shows_every_kind_of_command() {
             "add_peer",
             "archive",
             "assign_pending",
+            "bridge",
             "cancel",
             "certify",
             "claim_webhooks",

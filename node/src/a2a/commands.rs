@@ -20,6 +20,9 @@ use Place::{Body as InBody, Path as InPath, Query as InQuery};
 /// Largest answer of a command: as much as is put into one message elsewhere.
 const MAX_ANSWER_BYTES: usize = 4 * 1024 * 1024;
 
+/// Longest path of a request with its query, in bytes: longer ones are no URI.
+const MAX_URI_BYTES: usize = 65_534;
+
 /// The command that tells of the commands.
 pub(crate) const HELP: &str = "commands";
 
@@ -459,6 +462,10 @@ fn request(
     }
     let query = query.finish();
     let uri = if query.is_empty() { path } else { format!("{path}?{query}") };
+    if uri.len() > MAX_URI_BYTES {
+        let what = format!("its arguments are too long: {} bytes as a path, {MAX_URI_BYTES} are allowed", uri.len());
+        return Err(WireError::invalid_command(format!("{}: {what}", operation.name)));
+    }
     let request = Request::builder().method(verb).uri(uri);
     let request = match verb {
         "POST" => {
@@ -575,6 +582,7 @@ mod tests {
             let is_none = path.starts_with("/blobs")
                 || *path == "/api/v1/cluster/snapshot"
                 || path.starts_with("/mcp")
+                || path.starts_with("/a2e")
                 || path.contains("/login");
             let is_command = OPERATIONS.iter().any(|operation| operation.way == *way);
             assert_ne!(is_none, is_command, "{verb} {path}: it needs a line in this table");
@@ -600,6 +608,22 @@ mod tests {
         ] {
             let error = refused(wrong.clone(), PrincipalRole::Operator);
             assert!(error.reason == "INVALID_COMMAND" && error.message.contains(says), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_argument_that_is_too_long_for_a_path_is_the_mistake_of_who_asks() {
+        let removed = |length: usize| {
+            read(
+                &json!({ "op": "peer.remove", "args": { "name": "x".repeat(length) } }),
+                &caller(PrincipalRole::Operator),
+            )
+        };
+        let most = MAX_URI_BYTES - "/api/v1/peers/".len();
+        assert!(removed(most).is_ok());
+        for length in [most + 1, 200_000] {
+            let error = removed(length).unwrap_err();
+            assert!(error.reason == "INVALID_COMMAND" && error.message.contains("too long"), "{error}");
         }
     }
 

@@ -2,15 +2,17 @@
 
 use axum::{
     Router,
+    extract::Request,
+    middleware::{self, Next},
     response::{IntoResponse, Response},
 };
-use http::{Method, StatusCode, Uri, header};
+use http::{StatusCode, Uri, header};
 use serde_json::json;
 use towline_a2a::shortened;
 
 /// The whole router of a door: whatever none of its routes takes is answered.
 pub fn answered(router: Router) -> Router {
-    router.fallback(no_such_path).method_not_allowed_fallback(no_such_method)
+    router.fallback(no_such_path).layer(middleware::from_fn(with_a_body))
 }
 
 async fn no_such_path(uri: Uri) -> Response {
@@ -21,9 +23,21 @@ async fn no_such_path(uri: Uri) -> Response {
     answer(StatusCode::NOT_FOUND, "not_found", &message)
 }
 
-async fn no_such_method(method: Method, uri: Uri) -> Response {
+/// Says which method a path does not take. The router itself answers that, inside of what stands before its routes: a page
+/// asks with `OPTIONS` whether it may ask, and is answered there.
+async fn with_a_body(request: Request, next: Next) -> Response {
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let mut refused = next.run(request).await;
+    let is_bare = !refused.headers().contains_key(header::CONTENT_TYPE);
+    if refused.status() != StatusCode::METHOD_NOT_ALLOWED || !is_bare {
+        return refused;
+    }
     let message = format!("{} is not asked for with {}", shortened(uri.path()), shortened(method.as_str()));
-    answer(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", &message)
+    let mut response = answer(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", &message);
+    if let Some(allow) = refused.headers_mut().remove(header::ALLOW) {
+        response.headers_mut().insert(header::ALLOW, allow);
+    }
+    response
 }
 
 fn answer(status: StatusCode, code: &str, message: &str) -> Response {
@@ -34,7 +48,7 @@ fn answer(status: StatusCode, code: &str, message: &str) -> Response {
 #[cfg(test)]
 mod tests {
     use axum::{body::Body, routing::get};
-    use http::Request;
+    use http::Method;
     use tower::ServiceExt as _;
 
     use super::*;
@@ -56,5 +70,16 @@ mod tests {
             let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
             assert!(body["error"]["message"].as_str().unwrap().contains(path), "{body}");
         }
+    }
+
+    #[tokio::test]
+    async fn who_asks_whether_it_may_ask_is_answered_by_what_stands_before_the_routes() {
+        let gate = middleware::from_fn(async |request: Request, next: Next| match *request.method() {
+            Method::OPTIONS => StatusCode::NO_CONTENT.into_response(),
+            _ => next.run(request).await,
+        });
+        let router = answered(Router::new().route("/here", get(|| async { "yes" })).layer(gate));
+        let asking = Request::builder().method("OPTIONS").uri("/here").body(Body::empty()).unwrap();
+        assert_eq!(router.oneshot(asking).await.unwrap().status(), StatusCode::NO_CONTENT);
     }
 }

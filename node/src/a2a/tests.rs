@@ -440,7 +440,9 @@ impl Node {
     }
 
     async fn start_as(callers: AuthSettings, push: Option<Arc<EgressPolicy>>) -> Self {
-        Self::start_serving(callers, push, &crate::mcp_server::ServeSettings::default()).await
+        // With all routes there are.
+        let serve = crate::mcp_server::ServeSettings { legacy_sse: true, ..Default::default() };
+        Self::start_serving(callers, push, &serve).await
     }
 
     /// With this surface over MCP.

@@ -12,7 +12,7 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use towline_a2a::RemoteCard;
-use towline_actors::{Dialler, own_mesh, resolved};
+use towline_actors::{Dialler, mcp_connection::plain_line, own_mesh, resolved};
 use towline_core::{AgentName, Command, JoinedAgent, Peer, PeerToken, Principal, Proposal};
 
 use super::{Api, ApiError, invalid};
@@ -153,6 +153,9 @@ fn read(request: PeerRequest) -> Result<Peer, String> {
         (None, Some(path)) => Some(PeerToken::File(path)),
         (None, None) => None,
     };
+    if request.urls.is_empty() {
+        return Err("urls is empty: name at least one URL of the peer".to_owned());
+    }
     let mut urls = Vec::new();
     for url in &request.urls {
         let url = peer_url(url)?;
@@ -203,12 +206,12 @@ async fn card(peer: &Peer, mark: &str) -> Result<RemoteCard, String> {
     first.ok_or_else(|| format!("no URL of {} shows an agent card: {}", peer.name, silent.join("; ")))
 }
 
+/// What is kept of a card, with nothing hidden in it: models and terminals get to see it.
 fn joined(card: &RemoteCard) -> JoinedAgent {
-    let shortened = |text: &str, limit| text.chars().take(limit).collect::<String>();
     let description = if card.description.is_empty() { &card.name } else { &card.description };
     JoinedAgent {
-        description: shortened(description, MAX_DESCRIPTION_CHARS),
-        tags: card.tags.iter().take(MAX_TAGS).map(|tag| shortened(tag, MAX_TAG_CHARS)).collect(),
+        description: plain_line(description, MAX_DESCRIPTION_CHARS),
+        tags: card.tags.iter().take(MAX_TAGS).map(|tag| plain_line(tag, MAX_TAG_CHARS)).collect(),
     }
 }
 
@@ -234,6 +237,30 @@ mod tests {
         ] {
             assert!(read(wrong).unwrap_err().contains(says), "{says}");
         }
+    }
+
+    #[test]
+    fn a_peer_without_a_url_is_refused_before_anything_is_dialled() {
+        let refused = read(PeerRequest { urls: Vec::new(), ..request() }).unwrap_err();
+        assert!(refused.contains("urls is empty"), "{refused}");
+    }
+
+    #[test]
+    fn what_is_kept_of_a_card_hides_nothing() {
+        let card = RemoteCard {
+            name: "legal".into(),
+            description: "Knows\u{202e} the\nlaw.".into(),
+            version: "1".into(),
+            streaming: false,
+            skills: Vec::new(),
+            tags: vec!["l\u{200b}aw".into()],
+            jsonrpc_url: None,
+            interfaces: Vec::new(),
+            required_extensions: Vec::new(),
+            raw: json!({}),
+        };
+        let kept = joined(&card);
+        assert_eq!((kept.description.as_str(), kept.tags), ("Knows\u{fffd} the law.", vec!["l\u{fffd}aw".to_owned()]));
     }
 
     #[test]

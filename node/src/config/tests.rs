@@ -331,7 +331,7 @@ fn every_configuration_in_the_readme_is_a_whole_file() {
     for name in ["cert.pem", "clients.pem"] {
         fs::write(dir.path().join(name), certificate.pem()).unwrap();
     }
-    let secrets = ["OPENAI_API_KEY", "TICKETS_TOKEN", "LEGAL_TOKEN", "ADA_TOKEN"];
+    let secrets = ["OPENAI_API_KEY", "TICKETS_TOKEN", "LEGAL_TOKEN", "ADA_TOKEN", "DEPLOY_HOOK"];
     let env = secrets.map(|name| (name.to_owned(), "0123456789-0123456789".to_owned())).into_iter().collect();
     let overrides = Overrides { env, flags: Vec::new() };
     for file in &files {

@@ -6,7 +6,7 @@ use towline_a2a::convert::{self, state_name};
 use towline_core::{AgentName, Event, EventKind, ListFilter, Task, TaskId, TaskState};
 
 use super::{
-    Ask,
+    Ask, resources,
     surface::{object, open_object},
 };
 use crate::{
@@ -224,9 +224,9 @@ fn list_agents(ask: &Ask) -> Value {
     let agents: Vec<Value> = ask.server.a2a.cluster.local(|state| {
         let agents = state.agents().map(|agent| {
             json!({
-                "description": agent.spec.description,
+                "description": resources::described(&agent.spec.description),
                 "name": agent.spec.name.as_str(),
-                "tags": agent.spec.tags,
+                "tags": agent.spec.tags.iter().map(|tag| resources::described(tag)).collect::<Vec<_>>(),
                 "url": format!("{base}/agents/{}", agent.spec.name),
             })
         });

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use axum::{body::Bytes, response::Response};
 use futures::stream;
 use serde_json::{Value, json};
+use towline_actors::mcp_connection::plain_line;
 
 use super::{
     Ask, McpServer,
@@ -20,6 +21,9 @@ use crate::{a2a, auth::StreamPlace};
 
 /// Resources on one page.
 const PAGE: usize = 50;
+
+/// How much of the description of an agent is shown, in characters.
+const MAX_DESCRIPTION: usize = 4_096;
 
 /// How a cursor of the list begins, by what comes next.
 const AGENTS: &str = "a";
@@ -48,7 +52,7 @@ fn agents(ask: &Ask, after: Option<&str>) -> Value {
         let shown = later.take(PAGE + 1).map(|agent| {
             let name = agent.spec.name.to_string();
             let resource = json!({
-                "description": agent.spec.description,
+                "description": described(&agent.spec.description),
                 "mimeType": "application/json",
                 "name": format!("agent {name}"),
                 "title": format!("Card of {name}"),
@@ -63,6 +67,11 @@ fn agents(ask: &Ask, after: Option<&str>) -> Value {
     let next = if more { found.last().map(|(name, _)| format!("{AGENTS}{name}")) } else { Some(TASKS.to_owned()) };
     let resources: Vec<Value> = found.into_iter().map(|(_, resource)| resource).collect();
     with_next(json!({ "resources": resources }), next)
+}
+
+/// What an agent says of itself, harmless to look at: a peer that joined is not of this mesh.
+pub(super) fn described(description: &str) -> String {
+    plain_line(description, MAX_DESCRIPTION)
 }
 
 async fn tasks(ask: &Ask, page_token: &str) -> Result<Value, RpcError> {

@@ -23,7 +23,11 @@ const LONGEST_BASE64: usize = 64 * 1024;
 pub(super) const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 
 /// Most objects and lists of a message: each takes some hundred bytes once it is read, whatever few it takes on the wire.
-pub(super) const MAX_MESSAGE_VALUES: usize = 50_000;
+pub(super) const MAX_MESSAGE_LISTS: usize = 50_000;
+
+/// Most values of a message, those and what is in them: a number takes two bytes on the wire and some two hundred once it
+/// is read, so this many stay within some fifty megabytes. A table of 25,000 rows and nine columns has as many.
+pub(super) const MAX_MESSAGE_VALUES: usize = 250_000;
 
 /// Bytes that are written to the disk at a time.
 const PIECE_BYTES: usize = 256 * 1024;
@@ -67,6 +71,8 @@ struct Message {
     prefix: Vec<u8>,
     depth: usize,
     /// Objects and lists so far.
+    lists: usize,
+    /// Values so far: each is the first of its object or list, or stands behind a comma.
     values: usize,
     /// The name that the next value has.
     key: Option<Key>,
@@ -169,6 +175,7 @@ impl Filter {
                         message.prefix = message.kept.clone();
                     }
                     message.depth += 1;
+                    message.lists += 1;
                     message.values += 1;
                     (message.key, message.last) = (None, None);
                 }
@@ -176,7 +183,10 @@ impl Filter {
                     message.depth = message.depth.saturating_sub(1);
                     (message.key, message.last) = (None, None);
                 }
-                b',' => (message.key, message.last) = (None, None),
+                b',' => {
+                    message.values += 1;
+                    (message.key, message.last) = (None, None);
+                }
                 b':' => message.key = message.last.take(),
                 b'0'..=b'9' | b'-' if message.is_id(message.key) => message.id.push(byte),
                 _ => {}
@@ -290,7 +300,8 @@ impl Message {
     }
 
     fn bound(&mut self) {
-        if self.dropped || self.kept.len() > MAX_MESSAGE_BYTES || self.values > MAX_MESSAGE_VALUES {
+        let is_too_much = self.lists > MAX_MESSAGE_LISTS || self.values > MAX_MESSAGE_VALUES;
+        if self.dropped || self.kept.len() > MAX_MESSAGE_BYTES || is_too_much {
             self.dropped = true;
             self.kept = Vec::new();
         }

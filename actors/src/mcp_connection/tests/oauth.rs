@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     Secret,
-    mcp_connection::{AuthError, McpAuth, McpSecurity, OAuthGrant, OAuthSettings},
+    mcp_connection::{AuthError, McpAuth, McpSecurity, McpServerState, OAuthGrant, OAuthSettings},
 };
 
 const REDIRECT: &str = "http://127.0.0.1:9/callback";
@@ -109,6 +109,10 @@ impl World {
     }
 
     async fn logged_in(&self, handle: &McpHandle) {
+        // What it asks for is what the server wants, which the first try has heard.
+        while handle.status().state == McpServerState::Connecting {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         let begun = handle.begin_login(REDIRECT).await.unwrap();
         let (code, state, issuer) = browse(&begun.url).await;
         assert_eq!(state, begun.state);

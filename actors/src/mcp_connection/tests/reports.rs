@@ -440,6 +440,28 @@ async fn a_question_of_the_server_is_answered_through_its_call_and_no_time_runs_
 }
 
 #[tokio::test]
+async fn a_question_that_comes_after_its_call_was_given_up_reaches_no_other_call() {
+    let calls = AtomicUsize::new(0);
+    let server = Running::start(Get::AsksAtSecondCall, move |message| {
+        is(message, "tools/call").then(|| {
+            let takes = if calls.fetch_add(1, Ordering::Relaxed) == 0 { Duration::from_secs(60) } else { WHILE };
+            Reply::Stream(vec![(takes, result(text("done")))])
+        })
+    })
+    .await;
+    let handle = server.connect(McpServerConfig { elicitation: true, ..server.config() }).await;
+    let given_up = CallRequest { timeout: Some(ms(300)), ..request("work") };
+    assert_eq!(handle.call(given_up, CancellationToken::new()).await.unwrap_err().error_type, "timeout");
+    let (events, mut heard) = call_events();
+    let other = handle.call(CallRequest { events, ..request("work") }, CancellationToken::new()).await;
+    assert_eq!(other.unwrap().text, "done");
+    assert!(heard.waiting().is_none(), "it was not asked");
+    let answers = server.answers();
+    assert_eq!(answers[0]["result"], json!({ "action": "decline" }), "{answers:?}");
+    handle.stop().await;
+}
+
+#[tokio::test]
 async fn a_server_without_a_notification_stream_is_asked_for_it_once() {
     let server = Running::start(Get::NotAllowed, |_| None).await;
     let handle = server.connect(server.config()).await;

@@ -12,7 +12,8 @@ async fn start() -> Running {
         Some(match message["method"].as_str().unwrap() {
             "server/discover" => Reply::Result(json!({
                 "supportedVersions": ["2026-07-28"], "capabilities": { "tools": {}, "resources": {} },
-                "serverInfo": { "name": "wire", "version": "2" }, "resultType": "complete",
+                "_meta": { "io.modelcontextprotocol/serverInfo": { "name": "wire", "version": "2" } },
+                "resultType": "complete", "ttlMs": 0, "cacheScope": "private",
             })),
             "tools/list" => Reply::Result(json!({ "tools": [tool("work", "Works.")], "resultType": "complete",
                 "ttlMs": 60_000, "cacheScope": "private" })),

@@ -45,6 +45,8 @@ pub(super) enum Get {
     NotAllowed,
     EndsAtOnce,
     Holds,
+    /// Asks a person something, once a tool was called twice.
+    AsksAtSecondCall,
 }
 
 type Script = Box<dyn Fn(&Value) -> Option<Reply> + Send + Sync>;
@@ -212,7 +214,23 @@ async fn stream(State(wire): State<Arc<Wire>>) -> Response {
         Get::NotAllowed => StatusCode::METHOD_NOT_ALLOWED.into_response(),
         Get::EndsAtOnce => events(Body::from(": hello\n\n")),
         Get::Holds => events(Body::from_stream(futures::stream::pending::<Result<String, std::convert::Infallible>>())),
+        Get::AsksAtSecondCall => {
+            let question = futures::stream::once(async move {
+                while calls(&wire) < 2 {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                let schema = json!({ "type": "object", "properties": { "name": { "type": "string" } } });
+                let params = json!({ "message": "Who?", "requestedSchema": schema });
+                let question = request("late", "elicitation/create", params);
+                Ok::<_, std::convert::Infallible>(format!("event: message\ndata: {question}\n\n"))
+            });
+            events(Body::from_stream(question.chain(futures::stream::pending())))
+        }
     }
+}
+
+fn calls(wire: &Wire) -> usize {
+    wire.told.lock().unwrap().iter().filter(|(message, _)| message["method"] == "tools/call").count()
 }
 
 fn events(body: Body) -> Response {

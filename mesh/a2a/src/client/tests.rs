@@ -92,6 +92,24 @@ async fn what_went_wrong_is_kept_apart() {
 }
 
 #[tokio::test]
+async fn an_answer_of_very_many_values_is_refused_for_good_whatever_its_length() {
+    let many = format!("[{}1]", "{},".repeat(convert::MAX_ANSWER_VALUES));
+    let answer = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{many}}}"#);
+    let (client, _asked) = peer(json(200, &answer)).await;
+    let whole = client.get_task("t", None, None).await.unwrap_err();
+    let (client, _asked) = peer(sse(&[&format!("data: {answer}\n\n")])).await;
+    let mut items: Vec<_> = client.subscribe("t", None, None).await.unwrap().collect().await;
+    let streamed = items.pop().unwrap().unwrap_err();
+    for error in [whole, streamed] {
+        assert!(error.to_string().contains("it has more than 250000 values"), "{error}");
+        assert_eq!((error.error_type().as_str(), error.is_transient()), ("malformed_answer", false));
+    }
+    let (client, _asked) = peer(json(500, &answer)).await;
+    let failed = client.get_task("t", None, None).await.unwrap_err();
+    assert_eq!((failed.error_type().as_str(), failed.is_transient()), ("500", false));
+}
+
+#[tokio::test]
 async fn the_reason_and_the_waiting_time_of_an_error_are_read() {
     let wire = crate::WireError::unavailable("no leader").to_json();
     let body = json!({ "jsonrpc": "2.0", "id": 1, "error": wire }).to_string();

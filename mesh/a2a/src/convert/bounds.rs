@@ -1,5 +1,5 @@
-//! What a request may hold, counted before a tree is made of it: a body of a few bytes per value takes a hundred times its
-//! length once it is one.
+//! What a request or an answer may hold, counted before a tree is made of it: a body of a few bytes per value takes a
+//! hundred times its length once it is one.
 
 use std::{cell::Cell, fmt};
 
@@ -10,6 +10,11 @@ use super::{Field, MAX_JSON_DEPTH};
 /// Most JSON values of a request: each takes some hundred bytes as it is decoded, from JSON over ProtoJSON and protobuf to a
 /// message, so a request stays within some megabytes beside its text. Tables that are longer are files.
 pub const MAX_JSON_VALUES: usize = 50_000;
+
+/// Most JSON values of a peer's answer. More than a request has, since it may be a task of many messages: one with as many
+/// events as our own core allows, each of them a part with a text, still fits, and takes some hundred megabytes as it is
+/// decoded.
+pub const MAX_ANSWER_VALUES: usize = 250_000;
 
 /// Most levels around what a client nests: the request, its parameters, the message, its parts, the part, its metadata.
 const ENVELOPE_DEPTH: usize = 6;
@@ -24,13 +29,20 @@ const VARINT_BITS: usize = 7;
 /// # Errors
 /// When it holds more than [`MAX_JSON_VALUES`], or nests deeper than a message may.
 pub fn check_json(text: &[u8]) -> Result<(), Field> {
-    let counted = Counted::default();
-    let mut reader = serde_json::Deserializer::from_slice(text);
-    let counter = Counter { counted: &counted, depth: 0 };
-    match counter.deserialize(&mut reader) {
-        Ok(()) => Ok(()),
-        Err(_) => counted.excess.take().map_or(Ok(()), |excess| Err(excess.field())),
+    count(text, Limits { values: MAX_JSON_VALUES, depth: MAX_JSON_DEPTH + ENVELOPE_DEPTH }).map_err(Excess::field)
+}
+
+/// Checks how many values the answer of a peer holds. How deep it nests is left to who reads it, as is what is not JSON.
+///
+/// # Errors
+/// What is wrong with it, when it holds more than [`MAX_ANSWER_VALUES`].
+pub fn check_answer(text: &[u8]) -> Result<(), String> {
+    // Each value takes a byte at least.
+    if text.len() <= MAX_ANSWER_VALUES {
+        return Ok(());
     }
+    let limits = Limits { values: MAX_ANSWER_VALUES, depth: usize::MAX };
+    count(text, limits).map_err(|_| format!("it has more than {MAX_ANSWER_VALUES} values"))
 }
 
 /// Checks the same of a `SendMessageRequest` in protobuf: the other requests hold no lists.
@@ -43,6 +55,23 @@ pub fn check_protobuf(message: &[u8]) -> Result<(), Field> {
         Problem::Excess(excess) => excess.field(),
         Problem::Broken => Field::new("request", "is not a protobuf message"),
     })
+}
+
+/// What JSON is held to.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    values: usize,
+    depth: usize,
+}
+
+fn count(text: &[u8], limits: Limits) -> Result<(), Excess> {
+    let counted = Counted::default();
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    let counter = Counter { counted: &counted, limits, depth: 0 };
+    match counter.deserialize(&mut reader) {
+        Ok(()) => Ok(()),
+        Err(_) => counted.excess.take().map_or(Ok(()), Err),
+    }
 }
 
 /// What is too much.
@@ -76,6 +105,7 @@ struct Counted {
 #[derive(Clone, Copy)]
 struct Counter<'a> {
     counted: &'a Counted,
+    limits: Limits,
     depth: usize,
 }
 
@@ -90,7 +120,7 @@ impl Counter<'_> {
     }
 
     fn check_depth<E: serde::de::Error>(self) -> Result<(), E> {
-        if self.depth >= MAX_JSON_DEPTH + ENVELOPE_DEPTH { Err(self.excess(Excess::Depth)) } else { Ok(()) }
+        if self.depth >= self.limits.depth { Err(self.excess(Excess::Depth)) } else { Ok(()) }
     }
 }
 
@@ -100,7 +130,7 @@ impl<'de> DeserializeSeed<'de> for Counter<'_> {
     fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
         let values = self.counted.values.get() + 1;
         self.counted.values.set(values);
-        if values > MAX_JSON_VALUES {
+        if values > self.limits.values {
             return Err(self.excess(Excess::Values));
         }
         reader.deserialize_any(self)

@@ -1,6 +1,7 @@
 //! The six reads and the resources: what they show, and to whom.
 
 use super::*;
+use towline_core::{Command, JoinedAgent, Peer, Principal, Proposal};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_six_reads_show_a_caller_its_own() {
@@ -84,6 +85,29 @@ async fn wrong_arguments_are_told_to_the_model_and_an_unknown_tool_to_its_client
         let message = refused.last()["error"]["message"].as_str().unwrap();
         assert_eq!(message, format!("unknown tool {tool:?}"));
     }
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_peer_says_of_itself_hides_nothing() {
+    let node = start(&ServeSettings::default()).await;
+    let joined = JoinedAgent { description: "Knows\u{202e} the\nlaw.".into(), tags: vec!["l\u{200b}aw".into()] };
+    let peer = Peer {
+        name: "legal".parse().unwrap(),
+        urls: vec!["https://legal.example".into()],
+        token: None,
+        idempotent: false,
+        for_agents: Vec::new(),
+        joined: Some(joined),
+    };
+    let proposal = Proposal { by: Principal::Operator, command: Command::AddPeer(Box::new(peer)) };
+    node.cluster.handle().propose(proposal, None).await.unwrap();
+    let ada = Client::stateless(&node, "ada");
+    let listed = ada.ask("resources/list", json!({})).await;
+    assert_eq!(listed.result()["resources"][0]["description"], "Knows\u{fffd} the law.");
+    let agents = ada.read("list_agents", json!({})).await;
+    let legal = &agents["agents"][0];
+    assert_eq!((&legal["description"], &legal["tags"]), (&json!("Knows\u{fffd} the law."), &json!(["l\u{fffd}aw"])));
     node.stop().await;
 }
 

@@ -96,12 +96,26 @@ async fn a_message_of_very_many_objects_is_too_large_whatever_its_length() {
         let blocks = vec![json!({ "type": "text", "text": "" }); count];
         json!({ "jsonrpc": "2.0", "id": 7, "result": { "content": blocks } }).to_string() + "\n"
     };
-    let output = filtered(&spool, Framing::Lines, of(MAX_MESSAGE_VALUES).as_bytes(), 50_000).await;
+    let output = filtered(&spool, Framing::Lines, of(MAX_MESSAGE_LISTS).as_bytes(), 50_000).await;
     let (message, claimed) = claimed(&spool, &output);
     assert_eq!(message["id"], 7);
     assert!(matches!(claimed.as_slice(), [Spooled::Refused { error_type: "too_large", .. }]), "{claimed:?}");
-    let fits = of(MAX_MESSAGE_VALUES - 3);
+    let fits = of(MAX_MESSAGE_LISTS - 3);
     assert!(filtered(&spool, Framing::Lines, fits.as_bytes(), 50_000).await == fits.as_bytes());
+}
+
+#[tokio::test]
+async fn a_message_of_very_many_numbers_is_too_large_and_a_text_of_commas_is_not() {
+    let spool = Spool::new(None);
+    let of = |count: usize| json!({ "id": 7, "result": { "content": vec![0; count] } }).to_string() + "\n";
+    let output = filtered(&spool, Framing::Lines, of(MAX_MESSAGE_VALUES - 2).as_bytes(), 50_000).await;
+    let (message, claimed) = claimed(&spool, &output);
+    assert_eq!(message["id"], 7);
+    assert!(matches!(claimed.as_slice(), [Spooled::Refused { error_type: "too_large", .. }]), "{claimed:?}");
+    let commas = json!({ "id": 7, "result": { "text": ",".repeat(MAX_MESSAGE_VALUES + 1) } }).to_string() + "\n";
+    for fits in [of(MAX_MESSAGE_VALUES - 3), commas] {
+        assert!(filtered(&spool, Framing::Lines, fits.as_bytes(), 50_000).await == fits.as_bytes());
+    }
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! What a request may hold, in JSON and in protobuf.
+//! What a request may hold, in JSON and in protobuf, and an answer in JSON.
 
 use a2a_pb::protojson_conv::ProtoJsonPayload;
 use prost::Message as _;
@@ -52,6 +52,21 @@ fn a_request_that_nests_too_deep_is_refused_with_the_number_of_levels() {
     }
     let told = protobuf(&nested(MAX_JSON_DEPTH + 2)).unwrap_err();
     assert!(told.contains("nests deeper than 24 levels"), "{told}");
+}
+
+#[test]
+fn an_answer_has_more_values_than_a_request_and_is_as_deep_as_its_reader_lets_it_be() {
+    for (length, is_taken) in [(MAX_JSON_VALUES, true), (MAX_ANSWER_VALUES - 1, true), (MAX_ANSWER_VALUES, false)] {
+        for item in [json!([]), json!({}), json!(1), json!("x")] {
+            let checked = check_answer(Value::Array(vec![item; length]).to_string().as_bytes());
+            let told = if is_taken { Ok(()) } else { Err("it has more than 250000 values".to_owned()) };
+            assert_eq!(checked, told, "{length}");
+        }
+    }
+    let padding = " ".repeat(MAX_ANSWER_VALUES);
+    for text in [nested(100).to_string(), "[1,".to_owned(), "nonsense".to_owned()] {
+        assert_eq!(check_answer(format!("{padding}{text}").as_bytes()), Ok(()), "{text}");
+    }
 }
 
 #[test]
