@@ -46,9 +46,12 @@ NOT = {
     "tools-call-sampling": "no model of a caller is asked: a connection to a server is the node's, which declares no sampling",
     "resources-subscribe": "what another server's resource changes to is told by Subscriptions, not through the gateway",
     "resources-unsubscribe": "as subscribe",
+    "server-sse-polling": "the stream of a call is not taken up again (a SHOULD): its task is, over A2A or tasks/get",
 }
 # Scenarios of a client that ours is not, and why.
-NOT_A_CLIENT: dict[str, str] = {}
+NOT_A_CLIENT = {
+    "request-metadata": "most servers know `initialize` alone, so that is asked first; the suite takes it for a request of the revision",
+}
 
 
 def run(binary: Path, modules: Path, folder: Path) -> Checks:
@@ -142,7 +145,7 @@ def client(checks: Checks, binary: Path, modules: Path) -> None:
 
 def scenario_passes(checks: Checks, suite: str, command: list[str], scenario: str, more: list[str]) -> None:
     done = started([*command, "--scenario", scenario, *more])
-    passed = re.search(r"Passed: (\d+)/(\d+), 0 failed", done.stdout)
+    passed = re.search(r"Passed: (\d+)/(\d+), 0 failed", done.stdout + done.stderr)
     holds = done.returncode == 0 and passed is not None and passed[1] == passed[2] != "0"
     line = passed[0] if passed else "no line of it"
     checks.that(f"{suite} {scenario} ({line})", holds, done.stdout[-2_000:] + done.stderr[-1_000:])

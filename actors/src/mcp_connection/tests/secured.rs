@@ -174,8 +174,8 @@ async fn a_server_is_known_by_its_spiffe_id_and_no_other_one_is_taken_for_it() {
     serving.abort();
     for (names, says) in [
         (vec![id("spiffe://mesh.example/other"), loopback()], "spiffe://mesh.example/other, and not spiffe://mesh"),
-        (vec![loopback()], "not valid for name"),
-        (vec![id(ID), id("spiffe://mesh.example/other")], "not valid for name"),
+        (vec![loopback()], "NotValidForName"),
+        (vec![id(ID), id("spiffe://mesh.example/other")], "NotValidForName"),
     ] {
         let (endpoint, _, serving) = authority.serve(names).await;
         let reason = refused(with_tls(&endpoint, tls())).await;
