@@ -49,9 +49,8 @@ NOT = {
     "server-sse-polling": "the stream of a call is not taken up again (a SHOULD): its task is, over A2A or tasks/get",
 }
 # Scenarios of a client that ours is not, and why.
-NOT_A_CLIENT = {
-    "request-metadata": "most servers know `initialize` alone, so that is asked first; the suite takes it for a request of the revision",
-}
+FIRST = "most servers know `initialize` alone, so that is asked first; the suite takes it for a request of the revision"
+NOT_A_CLIENT = {"request-metadata": FIRST, "http-standard-headers": FIRST, "http-custom-headers": FIRST}
 
 
 def run(binary: Path, modules: Path, folder: Path) -> Checks:

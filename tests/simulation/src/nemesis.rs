@@ -99,7 +99,13 @@ impl Nemesis {
         if let Some(ambush) = self.ambush.take() {
             self.leave_ambush(&ambush);
         }
-        for (_, cure) in std::mem::take(&mut self.over) {
+        for (at, cure) in std::mem::take(&mut self.over) {
+            // A node that was started on a damaged log at this very moment has not had the time to look at it.
+            if let Cure::Repair(number, _) = &cure
+                && at > world::now()
+            {
+                hosts[*number].end(End::Killed);
+            }
             self.cure(cure, hosts, shared);
         }
     }
