@@ -30,7 +30,8 @@ pub(crate) fn message(bytes: &[u8]) {
     for (name, value) in &request.params {
         drop(headers::check_parameter(&headers, name, Some(value)));
     }
-    if !request.method.chars().all(|c| c.is_ascii_alphanumeric() || c == '/') {
+    let is_a_name = |method: &str| method.chars().all(|c| c.is_ascii_alphanumeric() || c == '/');
+    if request.method.is_empty() || !is_a_name(&request.method) {
         return;
     }
     // What a proxy in front of us would send for this request is what we take.
