@@ -63,6 +63,9 @@ const MCP_TOKENS: &str = "mcp";
 /// Name of a cluster that lives as long as its node, unless the configuration has one.
 const EPHEMERAL: &str = "ephemeral";
 
+/// What sets the number of threads of tokio.
+const WORKERS: &str = "TOKIO_WORKER_THREADS";
+
 /// How a node comes into its cluster, and when it ends.
 #[derive(Debug, Default)]
 pub struct StartOptions {
@@ -80,7 +83,7 @@ pub struct StartOptions {
 /// When it cannot start, or its Raft core stops for good.
 pub fn run(config: NodeConfig, options: StartOptions) -> Result<(), CliError> {
     descriptors::raise();
-    let runtime = tokio::runtime::Runtime::new().map_err(CliError::other)?;
+    let runtime = runtime(options.ephemeral).map_err(CliError::other)?;
     let stop = runtime.block_on(async { stop_signal(options.exit_with_stdin) })?;
     let ports = runtime.block_on(Ports::bind(&config))?;
     let identity = if options.ephemeral {
@@ -93,6 +96,16 @@ pub fn run(config: NodeConfig, options: StartOptions) -> Result<(), CliError> {
     runtime.shutdown_timeout(RUNTIME_STOP);
     drop(traces);
     result
+}
+
+/// The threads of a node. One that keeps its log in memory waits for no disk, and nearly all of its work is one task after the other
+/// through that log: a second thread costs more in waking each other than it takes over. [`WORKERS`] has another number.
+fn runtime(ephemeral: bool) -> std::io::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    if ephemeral && std::env::var_os(WORKERS).is_none() {
+        builder.worker_threads(1);
+    }
+    builder.enable_all().build()
 }
 
 /// The two ports of a node, bound and not yet served.

@@ -31,7 +31,7 @@ use crate::{
     finished, leader,
     membership::{self, Founding},
     raft::{self, RaftLeaderId, RaftLogId, RaftMembership, RaftSnapshotMeta, RaftStoredMembership},
-    wire::WireError,
+    wire::{self, WireError},
 };
 
 pub use format::ArchiveError;
@@ -211,7 +211,7 @@ pub(crate) fn write<P: Pieces>(
     let of_first_level = if state.archived_count() > 0 { FORMAT_WITH_RECORDS } else { with_blobs };
     let format = if state.level() == Level::FIRST { of_first_level } else { FORMAT_WITH_LEVEL };
     let mut writer = ArchiveWriter::begin(out, head, format)?;
-    state.serialize(&mut rmp_serde::Serializer::new(&mut writer).with_struct_map()).map_err(io::Error::other)?;
+    wire::write_state(state, &mut writer).map_err(io::Error::other)?;
     for task in state.archived_behind(None) {
         let bytes = record(task)?;
         writer.record(task)?;
@@ -270,12 +270,11 @@ fn restore_beside(input: impl Read, dir: &Path, snapshots: &Path) -> Result<(), 
 /// Reads a saved snapshot, and nothing of it that is not checked.
 pub(crate) fn read(input: impl Read) -> Result<(ArchiveSummary, State), ArchiveError> {
     let (mut reader, head) = ArchiveReader::begin(input)?;
-    let decoded = rmp_serde::from_read(&mut reader);
+    let decoded = wire::read_state(&mut reader);
     if let Some(failure) = reader.failure() {
         return Err(failure);
     }
-    let undecodable = |source| ArchiveError::Content { source: Box::new(WireError::Decode { what: "state", source }) };
-    let state: State = decoded.map_err(undecodable)?;
+    let state = decoded.map_err(|source| ArchiveError::Content { source: Box::new(source) })?;
     let (mut blobs, mut records) = (BTreeSet::new(), BTreeSet::new());
     while let Some(piece) = reader.next_piece()? {
         match piece {

@@ -4,7 +4,11 @@
 //! fields, encoded once by its proposer: a field that was added with a serde default stays readable both ways.
 //! Nothing here decides; a value that cannot be decoded is an error that names the field.
 
-use std::{collections::BTreeSet, fmt};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    io::{BufReader, Read, Write},
+};
 
 use bytes::Bytes;
 use openraft::EntryPayload;
@@ -217,6 +221,22 @@ pub(crate) fn decode<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> R
     rmp_serde::from_slice(bytes).map_err(|source| WireError::Decode { what, source })
 }
 
+/// Bytes of a state that are in memory at a time while it is read.
+const STATE_PIECE: usize = 64 * 1024;
+
+/// Reads a state from wherever it lies. All sources share one reader: the decoders of all that is in a state are megabytes of code for
+/// each kind of it.
+pub(crate) fn read_state(source: &mut dyn Read) -> Result<State, WireError> {
+    let reader = BufReader::with_capacity(STATE_PIECE, source);
+    rmp_serde::from_read(reader).map_err(|source| WireError::Decode { what: "state", source })
+}
+
+/// Writes a state to wherever it goes, which takes small pieces well.
+pub(crate) fn write_state(state: &State, out: &mut dyn Write) -> Result<(), WireError> {
+    let mut serializer = rmp_serde::Serializer::new(out).with_struct_map();
+    state.serialize(&mut serializer).map_err(|source| WireError::Encode { what: "state", source })
+}
+
 /// A log entry as a message.
 pub fn entry_to_proto(entry: &RaftEntry) -> v1::Entry {
     let payload = match &entry.payload {
@@ -373,8 +393,7 @@ pub(crate) fn encode_snapshot(meta: &RaftSnapshotMeta, state: &State) -> Result<
     let meta = snapshot_meta_to_proto(meta).encode_to_vec();
     let mut file = snapshot_header(&meta, state.level()).to_vec();
     file.extend_from_slice(&meta);
-    let mut serializer = rmp_serde::Serializer::new(&mut file).with_struct_map();
-    state.serialize(&mut serializer).map_err(|source| WireError::Encode { what: "state", source })?;
+    write_state(state, &mut file)?;
     let checksum = snapshot_checksum(&file);
     file[16..SNAPSHOT_HEADER].copy_from_slice(checksum.as_bytes());
     Ok(file.into())
@@ -386,7 +405,7 @@ pub(crate) fn encode_snapshot(meta: &RaftSnapshotMeta, state: &State) -> Result<
 /// When it is damaged, or a newer version made it.
 pub(crate) fn decode_snapshot(file: &Bytes) -> Result<(RaftSnapshotMeta, State), WireError> {
     let (meta, state) = check_snapshot(file)?;
-    Ok((decode_meta(meta)?, decode("state", &state)?))
+    Ok((decode_meta(meta)?, read_state(&mut &state[..])?))
 }
 
 fn decode_meta(meta: Bytes) -> Result<RaftSnapshotMeta, WireError> {

@@ -66,12 +66,18 @@ pub fn run(cli: Cli, output: &mut Output) -> Result<(), CliError> {
         Command::Completion(args) => completion::run(&args, output),
         Command::Context(command) => context::run(command, cli.global.ca_file.as_deref(), output),
         Command::Auth(AuthCommand::Hash) => auth::hash(output),
-        command => runtime()?.block_on(run_async(command, &cli.global, output)),
+        command => runtime(&command)?.block_on(run_async(command, &cli.global, output)),
     }
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
-    tokio::runtime::Runtime::new().map_err(|error| CliError::Other(format!("start the async runtime: {error}")))
+/// What puts load on nodes takes all cores; what waits for a node needs no second thread.
+fn runtime(command: &Command) -> Result<tokio::runtime::Runtime, CliError> {
+    let mut builder = if matches!(command, Command::Bench(_) | Command::Demo(_) | Command::Dev(_)) {
+        tokio::runtime::Builder::new_multi_thread()
+    } else {
+        tokio::runtime::Builder::new_current_thread()
+    };
+    builder.enable_all().build().map_err(|error| CliError::Other(format!("start the async runtime: {error}")))
 }
 
 async fn run_async(command: Command, global: &Global, output: &mut Output) -> Result<(), CliError> {

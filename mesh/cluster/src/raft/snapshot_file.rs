@@ -6,7 +6,7 @@
 
 use std::{
     fmt,
-    io::{self, BufReader, Read, Write},
+    io::{self, Read, Write},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -16,7 +16,6 @@ use std::{
 
 use bytes::Bytes;
 use prost::Message as _;
-use serde::Serialize as _;
 use towline_core::State;
 use towline_proto::v1;
 
@@ -148,8 +147,7 @@ impl SnapshotFile {
     pub(crate) fn decode(&self) -> Result<(RaftSnapshotMeta, State), SnapshotError> {
         let meta = self.check()?;
         let begin = SNAPSHOT_HEADER as u64 + meta.len() as u64;
-        let decoded = rmp_serde::from_read(BufReader::with_capacity(PIECE, Bytewise { file: self, position: begin }));
-        let state = decoded.map_err(|source| WireError::Decode { what: "state", source })?;
+        let state = wire::read_state(&mut Bytewise { file: self, position: begin })?;
         Ok((meta_from(meta)?, state))
     }
 
@@ -243,11 +241,11 @@ pub(super) fn write(file: &mut dyn DiskFile, meta: &RaftSnapshotMeta, state: &St
     let position = SNAPSHOT_HEADER as u64;
     let mut out = Piecewise { file, position, hasher, piece: Vec::with_capacity(PIECE), failed: None };
     out.write_all(&meta)?;
-    let written = state.serialize(&mut rmp_serde::Serializer::new(&mut out).with_struct_map());
+    let written = wire::write_state(state, &mut out);
     if let Some(error) = out.failed.take() {
         return Err(error.into());
     }
-    written.map_err(|source| WireError::Encode { what: "state", source })?;
+    written?;
     out.flush()?;
     header[16..].copy_from_slice(out.hasher.finalize().as_bytes());
     out.file.write_at(&header, 0)?;
