@@ -10,6 +10,7 @@
 //! ```
 
 mod clock;
+pub mod contents;
 mod filter;
 mod firing;
 mod schedule;

@@ -48,7 +48,7 @@ impl McpClient {
         let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
         let answer = self.request(reqwest::Method::POST, url).json(&body).send().await.unwrap();
         assert_eq!(answer.headers()["content-type"], "text/event-stream");
-        Listened { bytes: answer.bytes_stream().boxed(), text: String::new(), last: None }
+        Listened::of(answer)
     }
 
     /// Says something to a node that it does not answer.
@@ -86,7 +86,7 @@ impl McpClient {
         }
         let answer = request.send().await.unwrap();
         assert_eq!(answer.status().as_u16(), 200);
-        Listened { bytes: answer.bytes_stream().boxed(), text: String::new(), last: None }
+        Listened::of(answer)
     }
 }
 
@@ -99,6 +99,11 @@ pub struct Listened {
 }
 
 impl Listened {
+    /// What an answer brings.
+    pub fn of(answer: reqwest::Response) -> Self {
+        Self { bytes: answer.bytes_stream().boxed(), text: String::new(), last: None }
+    }
+
     /// The next event: its message, if it has one. None at the end.
     pub async fn next(&mut self) -> Option<Option<Value>> {
         loop {

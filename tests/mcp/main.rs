@@ -8,3 +8,4 @@ mod client;
 mod gateway;
 mod serving;
 mod stdio;
+mod subscribing;

@@ -81,6 +81,7 @@ pub use offers::Offers;
 pub use revision::Capabilities;
 pub(crate) use subscriptions::ResourceWatch;
 pub use tail::{TailKind, TailLine};
+pub(crate) use text::bad_uri;
 pub use text::plain_line;
 pub(crate) use websocket::is_websocket;
 

@@ -138,6 +138,12 @@ impl McpHandle {
         self.watches.0.changed.notify_one();
         ResourceWatch { handle: self.clone(), uri: uri.to_owned(), signal, streams: None }
     }
+
+    /// Waits until the connection has ended for good.
+    pub(crate) async fn ended(&self) {
+        let mut published = self.published.clone();
+        while published.changed().await.is_ok() {}
+    }
 }
 
 impl ResourceWatch {

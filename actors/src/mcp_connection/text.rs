@@ -51,7 +51,7 @@ pub(super) fn bad_name(name: &str) -> Option<String> {
 }
 
 /// Why a URI cannot be offered; none if it can.
-pub(super) fn bad_uri(uri: &str) -> Option<String> {
+pub(crate) fn bad_uri(uri: &str) -> Option<String> {
     if uri.is_empty() || uri.len() > MAX_URI_BYTES {
         return Some(format!("its URI has {} bytes, 1 to {MAX_URI_BYTES} are allowed", uri.len()));
     }

@@ -22,21 +22,21 @@ use super::{
     firing::{self, Event, FireError},
 };
 use crate::{
-    mcp_connection::{CallEvents, CallRequest, McpHandle, READ_RESOURCE, ResourceWatch},
+    mcp_connection::{CallError, CallEvents, CallRequest, McpHandle, READ_RESOURCE, ResourceWatch, ToolResult},
     shared::Shared,
 };
 
 /// How often a resource is read of which its server says when it changes: for what the server forgot to say.
-const RESYNC_EVERY: Duration = Duration::from_secs(300);
+pub(super) const RESYNC_EVERY: Duration = Duration::from_secs(300);
 
 /// Time for one read.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Wait before something is tried again that did not work; it doubles up to [`MAX_RETRY`].
-const FIRST_RETRY: Duration = Duration::from_secs(1);
+pub(super) const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// Longest such wait: a task that an agent has room for again is started within this time.
-const MAX_RETRY: Duration = Duration::from_secs(30);
+pub(super) const MAX_RETRY: Duration = Duration::from_secs(30);
 
 /// What keeps a resource from being watched is told again in other words only after this time: they may differ each time.
 const TROUBLE_EVERY: Duration = Duration::from_secs(15);
@@ -256,6 +256,12 @@ impl Subscription {
 
 /// Reads a resource. What the server says in place of a content, such as that there is none, is no content.
 pub(super) async fn read(handle: &McpHandle, uri: &str) -> Result<String, String> {
+    let answer = look_at(handle, uri).await.map_err(|error| error.to_string())?;
+    if answer.is_error { Err(answer.text) } else { Ok(with_files(answer.text, &answer.files)) }
+}
+
+/// What the server answers to a read.
+pub(super) async fn look_at(handle: &McpHandle, uri: &str) -> Result<ToolResult, CallError> {
     let id = uuid::Uuid::now_v7();
     let bits = id.as_u128();
     let request = CallRequest {
@@ -275,16 +281,15 @@ pub(super) async fn read(handle: &McpHandle, uri: &str) -> Result<String, String
         timeout: Some(READ_TIMEOUT),
         events: CallEvents::default(),
     };
-    let answer = handle.call(request, CancellationToken::new()).await.map_err(|error| error.to_string())?;
-    if answer.is_error { Err(answer.text) } else { Ok(with_files(answer.text, &answer.files)) }
+    handle.call(request, CancellationToken::new()).await
 }
 
 /// Files are not shown to the agent here; that they are others is.
-fn with_files(text: String, files: &[Part]) -> String {
+pub(super) fn with_files(text: String, files: &[Part]) -> String {
     if files.is_empty() { text } else { format!("{text}\n[content {}]", digest_of(files.to_vec())) }
 }
 
-fn hash(text: &str) -> String {
+pub(super) fn hash(text: &str) -> String {
     digest_of(vec![Part::text(text)])
 }
 

@@ -147,7 +147,7 @@ pub(super) async fn dispatch(ask: Ask, request: Request, span: Span) -> Reply {
             let begun = initialize(&ask, &request);
             return begun.map_or_else(Reply::Error, |(session, result)| Reply::Begun { session, result });
         }
-        (Era::Stateless, "subscriptions/listen") => match listen(&ask, &request) {
+        (Era::Stateless, "subscriptions/listen") => match listen(&ask, &request).await {
             Ok(response) => return Reply::Stream(response),
             Err(error) => Err(error),
         },
@@ -277,8 +277,8 @@ async fn subscribe(ask: &Ask, request: &Request) -> Result<Value, RpcError> {
 fn unsubscribe(ask: &Ask, request: &Request) -> Result<Value, RpcError> {
     let uri = request.text("uri")?;
     let live = ask.session.as_ref().and_then(|session| ask.server.sessions.get(session));
-    if let (Some(live), Some(watched)) = (live, super::watch::Watched::read(uri)) {
-        live.unsubscribe(&watched);
+    if let Some(live) = live {
+        live.unsubscribe(&super::watch::Watched::of(uri));
     }
     Ok(json!({}))
 }
@@ -303,9 +303,9 @@ async fn prompt(ask: &Ask, request: &Request) -> Result<Answered, RpcError> {
     gateway::passed(ask, request, "prompts/get", &found, params).await
 }
 
-fn listen(ask: &Ask, request: &Request) -> Result<axum::response::Response, RpcError> {
+async fn listen(ask: &Ask, request: &Request) -> Result<axum::response::Response, RpcError> {
     let place = http::place(&ask.server, &ask.caller)?;
-    resources::listen(ask, request, place)
+    resources::listen(ask, request, place).await
 }
 
 /// The tools of a caller: those of this server, and those of other servers that it may use.

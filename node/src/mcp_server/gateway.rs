@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use towline_actors::mcp_connection::{
     CallEvent, CallEvents, CallRequest, Forward, McpHandle, NotForwarded, Question, ToolInfo, passed_on,
 };
+use towline_actors::triggers::contents::{Content, NotWatched};
 use towline_core::{Principal, StepNo, TaskId};
 
 use super::{
@@ -165,15 +166,15 @@ pub(super) async fn listed(ask: &Ask, what: Listed) -> Vec<Value> {
 }
 
 /// The resource that a URI means here. One under its own URI, as results of tools link to it, has to be one that its server lists.
-pub(super) async fn find_resource(ask: &Ask, uri: &str) -> Option<Found> {
-    for federated in federated(&ask.server, &ask.caller.principal) {
+pub(super) async fn find_resource(server: &McpServer, caller: &Principal, uri: &str) -> Option<Found> {
+    for federated in federated(server, caller) {
         let rest = uri.strip_prefix(RESOURCES).and_then(|rest| rest.strip_prefix(federated.server.as_str()));
         let prefixed = rest.and_then(|rest| rest.strip_prefix('/')).filter(|_| federated.prefix);
         let name = prefixed.unwrap_or(uri);
         if !federated.serves_resource(name) {
             continue;
         }
-        let is_its = match (prefixed, upstream(&ask.server, &federated.server).await) {
+        let is_its = match (prefixed, upstream(server, &federated.server).await) {
             (Some(_), _) => true,
             (None, Some(upstream)) => upstream.offers().await.has_resource(uri),
             (None, None) => false,
@@ -183,6 +184,17 @@ pub(super) async fn find_resource(ask: &Ask, uri: &str) -> Option<Found> {
         }
     }
     None
+}
+
+/// Watches the resource that a URI means here; none if it means none that this one may use, or its server is not used.
+///
+/// # Errors
+/// When there is no place for it.
+pub(super) async fn content(server: &McpServer, caller: &Principal, uri: &str) -> Result<Option<Content>, NotWatched> {
+    let Some(found) = find_resource(server, caller, uri).await else { return Ok(None) };
+    let upstream = upstream(server, &found.server).await.filter(|upstream| !upstream.is_over());
+    let Some(upstream) = upstream else { return Ok(None) };
+    server.contents.watch(&upstream, &found.name).map(Some)
 }
 
 /// The prompt that a name means here.
@@ -204,7 +216,7 @@ pub(super) async fn complete(ask: &Ask, request: &Request) -> Result<Answered, R
     let of = |key: &str| request.params.get("ref").and_then(|of| of.get(key)).and_then(Value::as_str);
     let (found, key) = match (of("type"), of("name"), of("uri")) {
         (Some("ref/prompt"), Some(name), _) => (find_prompt(ask, name).await, "name"),
-        (Some("ref/resource"), _, Some(uri)) => (find_resource(ask, uri).await, "uri"),
+        (Some("ref/resource"), _, Some(uri)) => (find_resource(&ask.server, &ask.caller.principal, uri).await, "uri"),
         _ => return Err(RpcError::invalid_params("ref must be a ref/prompt with a name or a ref/resource with a uri")),
     };
     let found = found.ok_or_else(|| RpcError::invalid_params("ref is none that is served here"))?;

@@ -350,11 +350,13 @@ pub(super) fn listened(server: Arc<McpServer>, parts: &Parts) -> Result<Response
     let last = headers::one(&parts.headers, "last-event-id").map_err(Refused::head)?;
     live.resume(|| {
         let mut seen = read_event_id(last.unwrap_or_default(), MAX_SUBSCRIPTIONS);
-        // What is not there for this caller is nothing that it was told of.
-        server.a2a.cluster.local(|state| seen.retain(|watched, _| watched.version(state, &caller.principal).is_some()));
+        // What is not there for this caller is nothing that it was told of. Of another server's that is found out when it is watched.
+        server.a2a.cluster.local(|state| {
+            seen.retain(|watched, _| watched.is_elsewhere() || watched.version(state, &caller.principal).is_some());
+        });
         seen
     });
-    let mut watching = Watching::new(server.a2a.cluster.clone(), caller.principal.clone());
+    let mut watching = Watching::new(Arc::clone(&server), caller.principal.clone());
     watching.set(&live.subscriptions());
     let takes_places = session.speaker().version >= TAKES_PLACES;
     let over = live.begin_stream();

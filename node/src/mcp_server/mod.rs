@@ -42,6 +42,7 @@ use axum::{
 };
 use serde_json::Value;
 use tokio_util::task::TaskTracker;
+use towline_actors::triggers::contents::Contents;
 use towline_core::TraceContext;
 
 use crate::{
@@ -73,6 +74,8 @@ pub struct McpServer {
     legacy: legacy::Streams,
     legacy_sse: bool,
     seal: confirm::Seal,
+    /// Resources of other servers that clients subscribe to.
+    contents: Contents,
     /// Cancels of tasks whose callers have gone.
     canceling: TaskTracker,
 }
@@ -91,6 +94,7 @@ impl McpServer {
             legacy: legacy::Streams::default(),
             legacy_sse: settings.legacy_sse,
             seal: confirm::Seal::new(),
+            contents: Contents::default(),
             canceling: TaskTracker::new(),
             a2a,
             api,
@@ -116,6 +120,7 @@ impl McpServer {
 
     /// Waits for what callers have left behind. The node is about to stop its cluster.
     pub async fn stop(&self) {
+        self.contents.stop();
         self.canceling.close();
         self.canceling.wait().await;
     }

@@ -1,11 +1,14 @@
 //! Resources: the cards of agents, and the tasks of the caller.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use axum::{body::Bytes, response::Response};
 use futures::stream;
 use serde_json::{Value, json};
-use towline_actors::mcp_connection::plain_line;
+use towline_actors::{
+    mcp_connection::plain_line,
+    triggers::contents::{NOTHING, NotWatched},
+};
 
 use super::{
     Ask, McpServer,
@@ -21,6 +24,9 @@ use crate::{a2a, auth::StreamPlace};
 
 /// Resources on one page.
 const PAGE: usize = 50;
+
+/// How long a subscription waits for the first look at a resource of another server: what changes from there on is told.
+const FIRST_READ: Duration = Duration::from_secs(5);
 
 /// How much of the description of an agent is shown, in characters.
 const MAX_DESCRIPTION: usize = 4_096;
@@ -133,7 +139,10 @@ pub(super) async fn templates(ask: &Ask) -> Value {
 /// A resource that the caller sees, and its version.
 pub(super) async fn watched(ask: &Ask, uri: &str) -> Result<(Watched, u64), RpcError> {
     let absent = || not_found(ask.speaker.era, uri);
-    let watched = Watched::read(uri).ok_or_else(absent)?;
+    let watched = Watched::of(uri);
+    if watched.is_elsewhere() {
+        return Ok((watched, version_elsewhere(ask, uri).await?));
+    }
     // What was made at another node a moment ago has to be seen here.
     let look = |state: &towline_core::State| watched.version(state, &ask.caller.principal);
     let version = ask.server.a2a.cluster.read(look).await;
@@ -141,9 +150,24 @@ pub(super) async fn watched(ask: &Ask, uri: &str) -> Result<(Watched, u64), RpcE
     Ok((watched.clone(), version.ok_or_else(absent)?))
 }
 
+/// The version of a resource of another server.
+async fn version_elsewhere(ask: &Ask, uri: &str) -> Result<u64, RpcError> {
+    let full = |error: NotWatched| RpcError::new(code::UNAVAILABLE, error.to_string());
+    let content = gateway::content(&ask.server, &ask.caller.principal, uri).await.map_err(full)?;
+    let mut content = content.ok_or_else(|| not_found(ask.speaker.era, uri))?;
+    match tokio::time::timeout(FIRST_READ, content.read()).await.ok().flatten() {
+        Some(NOTHING) => Err(not_found(ask.speaker.era, uri)),
+        Some(version) => Ok(version),
+        None => Err(RpcError::new(
+            code::UNAVAILABLE,
+            "the server of this resource does not answer at the moment: try again",
+        )),
+    }
+}
+
 pub(super) async fn read(ask: &Ask, request: &Request) -> Result<Answered, RpcError> {
     let uri = request.text("uri")?;
-    if Watched::read(uri).is_none() {
+    if Watched::of(uri).is_elsewhere() {
         return read_of_another(ask, request, uri).await;
     }
     let (watched, _) = watched(ask, uri).await?;
@@ -155,6 +179,7 @@ pub(super) async fn read(ask: &Ask, request: &Request) -> Result<Answered, RpcEr
         Watched::Agent(agent) => {
             a2a::card_of(&ask.server.a2a, agent.as_str())?.ok_or_else(|| not_found(ask.speaker.era, uri))?
         }
+        Watched::Elsewhere(_) => return Err(not_found(ask.speaker.era, uri)),
     };
     let content = json!({ "mimeType": "application/json", "text": content.to_string(), "uri": uri });
     Ok(Answered::Value(json!({ "contents": [content] })))
@@ -163,7 +188,7 @@ pub(super) async fn read(ask: &Ask, request: &Request) -> Result<Answered, RpcEr
 /// Reads a resource of another server.
 async fn read_of_another(ask: &Ask, request: &Request, uri: &str) -> Result<Answered, RpcError> {
     let absent = || not_found(ask.speaker.era, uri);
-    let found = gateway::find_resource(ask, uri).await.ok_or_else(absent)?;
+    let found = gateway::find_resource(&ask.server, &ask.caller.principal, uri).await.ok_or_else(absent)?;
     let mut params = request.params.clone();
     params.insert("uri".to_owned(), found.name.clone().into());
     let read = gateway::passed(ask, request, "resources/read", &found, params).await;
@@ -183,7 +208,7 @@ fn not_found(era: Era, uri: &str) -> RpcError {
 }
 
 /// Opens the stream of a client without a session: it says what it honours of what was asked for, then what changes.
-pub(super) fn listen(ask: &Ask, request: &Request, place: StreamPlace) -> Result<Response, RpcError> {
+pub(super) async fn listen(ask: &Ask, request: &Request, place: StreamPlace) -> Result<Response, RpcError> {
     let wrong = || RpcError::invalid_params("notifications is missing or no object");
     let wanted = request.params.get("notifications").and_then(Value::as_object).ok_or_else(wrong)?;
     let uris: Vec<&str> = match wanted.get("resourceSubscriptions") {
@@ -199,14 +224,15 @@ pub(super) fn listen(ask: &Ask, request: &Request, place: StreamPlace) -> Result
         return Err(RpcError::invalid_params(message));
     }
     // One that is not there is told of once it is, as far as this reader is concerned.
-    let known: BTreeMap<Watched, Option<u64>> =
-        uris.iter().filter_map(|uri| Watched::read(uri)).map(|watched| (watched, None)).collect();
+    let wanted: BTreeMap<Watched, Option<u64>> = uris.iter().map(|uri| (Watched::of(uri), None)).collect();
+    let mut watching = Watching::new(Arc::clone(&ask.server), ask.caller.principal.clone());
+    watching.set(&wanted);
+    watching.begin(FIRST_READ).await;
+    let known: Vec<String> = watching.all().map(Watched::uri).collect();
     let mut honoured = json!({});
     if !known.is_empty() {
-        honoured["resourceSubscriptions"] = known.keys().map(Watched::uri).collect::<Vec<_>>().into();
+        honoured["resourceSubscriptions"] = known.into();
     }
-    let mut watching = Watching::new(ask.server.a2a.cluster.clone(), ask.caller.principal.clone());
-    watching.set(&known);
     let params = json!({
         "_meta": { "io.modelcontextprotocol/subscriptionId": request.id },
         "notifications": honoured,

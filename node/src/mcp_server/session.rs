@@ -43,6 +43,9 @@ const MAX_ENDED: usize = 16_384;
 /// Most resources that one session subscribes to: all of them are named in the id of each event, which is in one header.
 pub(super) const MAX_SUBSCRIPTIONS: usize = 128;
 
+/// Most bytes that the URIs of other servers' resources take in that id, beside the rest of it.
+pub(super) const MAX_ELSEWHERE_BYTES: usize = 8 * 1024;
+
 /// Most questions that wait for the answer of one client, and most calls that it may take back.
 const MAX_PENDING: usize = 64;
 
@@ -227,6 +230,11 @@ impl Live {
         let mut held = self.lock();
         if held.subscriptions.len() >= MAX_SUBSCRIPTIONS && !held.subscriptions.contains_key(&to) {
             let message = format!("a session subscribes to {MAX_SUBSCRIPTIONS} resources at most: end some of them");
+            return Err(RpcError::new(code::UNAVAILABLE, message));
+        }
+        let others = held.subscriptions.keys().filter(|known| **known != to).map(Watched::weight);
+        if others.sum::<usize>() + to.weight() > MAX_ELSEWHERE_BYTES {
+            let message = "the URIs of other servers' resources of this session are too long together: end some, or begin another session";
             return Err(RpcError::new(code::UNAVAILABLE, message));
         }
         held.subscriptions.entry(to).or_insert(seen);
@@ -424,6 +432,12 @@ mod tests {
         assert!(session.subscribe(first.clone(), None).is_ok(), "what is subscribed to already");
         session.unsubscribe(&first);
         assert!(session.subscribe(task(), None).is_ok());
+
+        let session = Live::new();
+        let long = |name: &str| Watched::of(&format!("note://{name}{}", "x".repeat(MAX_ELSEWHERE_BYTES / 2)));
+        session.subscribe(long("a"), None).unwrap();
+        assert!(session.subscribe(long("b"), None).is_err(), "it is named in a header");
+        assert!(session.subscribe(long("a"), None).is_ok(), "what is subscribed to already");
     }
 
     #[test]
