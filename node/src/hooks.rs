@@ -1,8 +1,8 @@
 //! Calls from outside that start tasks: `POST /hooks/{trigger}`. Not behind the gate of the other routes, since who calls shows
 //! the credential of this one trigger and can do nothing else with it; with the same bounds on failures, rates and bodies.
 //!
-//! A call starts one task however often it comes: by the key that its sender gives it, and a signed one without a key by what
-//! it says.
+//! A call starts one task however often it comes: a signed one by what it says, since nothing else of it is signed, and another by the
+//! key that its sender gives it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -156,13 +156,11 @@ fn unhex(text: &[u8]) -> Option<Vec<u8>> {
 
 /// What tells a call from others.
 fn key_of(headers: &HeaderMap, settings: &HookSettings, body: &[u8]) -> Result<String, String> {
-    let Some(shown) = headers.get(&settings.key_header) else {
-        return Ok(match settings.credential {
-            // Who has seen a signed call and sends it again starts nothing.
-            HookCredential::Hmac { .. } => format!("body-{}", Sha256::of(body)),
-            HookCredential::Bearer(_) => uuid::Uuid::now_v7().to_string(),
-        });
-    };
+    if let HookCredential::Hmac { .. } = settings.credential {
+        // Who has seen a signed call can put another key beside it, and sends it again for nothing.
+        return Ok(format!("body-{}", Sha256::of(body)));
+    }
+    let Some(shown) = headers.get(&settings.key_header) else { return Ok(uuid::Uuid::now_v7().to_string()) };
     let key = shown.to_str().unwrap_or_default().trim();
     if key.is_empty() || key.len() > MAX_KEY_BYTES || !key.chars().all(|c| c.is_ascii_graphic()) {
         let header = &settings.key_header;
@@ -207,7 +205,12 @@ mod tests {
         let key = |settings: &HookSettings| key_of(&none, settings, b"x").unwrap();
         assert_eq!(key(&signed), key(&signed));
         assert_ne!(key(&shown), key(&shown));
-        assert_eq!(key_of(&headers("idempotency-key", "k-1"), &signed, b"x").unwrap(), "k-1");
-        assert!(key_of(&headers("idempotency-key", &"k".repeat(200)), &signed, b"x").is_err());
+        assert_eq!(key_of(&headers("idempotency-key", "k-1"), &shown, b"x").unwrap(), "k-1");
+        assert!(key_of(&headers("idempotency-key", &"k".repeat(200)), &shown, b"x").is_err());
+        assert_eq!(
+            key_of(&headers("idempotency-key", "k-1"), &signed, b"x").unwrap(),
+            key(&signed),
+            "a key is not signed"
+        );
     }
 }

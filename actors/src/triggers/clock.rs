@@ -4,7 +4,7 @@
 //! moved; a time that comes twice fires the first time.
 
 use chrono::{DateTime, Datelike, NaiveDate, Timelike, Utc};
-use croner::Cron;
+use croner::{Cron, CronPattern};
 use jiff::{civil, tz::TimeZone};
 use std::str::FromStr;
 use towline_core::{Missed, Schedule, Timestamp};
@@ -19,8 +19,15 @@ const MAX_MADE_UP: usize = 100;
 /// Shortest time between two of a schedule.
 pub(crate) const SHORTEST_MS: u64 = 1_000;
 
+/// Longest one.
+const LONGEST_MS: u64 = 10 * 366 * 24 * 3_600_000;
+
 /// Times that are tried for one that is behind another: an hour that comes twice has 3,600 of them.
 const MAX_TRIES: usize = 4_000;
+
+/// Days that are looked through for one that a line of a crontab means: each date comes on each day of the week within 40 years, also
+/// over a year such as 2100, which is no leap year. A line that means none is not looked for any further.
+const MAX_DAYS: usize = 41 * 366;
 
 /// A schedule that was read.
 pub(crate) enum Clock {
@@ -56,10 +63,15 @@ impl Clock {
                 })?;
                 let zone = TimeZone::get(zone)
                     .map_err(|_| format!("{zone:?} is no time zone: write its name, as in Europe/Berlin or UTC"))?;
+                let never = || format!("{pattern:?} means no day that there is: the 30th of February never comes");
+                first_day(&cron.pattern).ok_or_else(never)?;
                 Ok(Clock::Cron(Box::new(cron), zone))
             }
             Schedule::Every { period_ms } if *period_ms < SHORTEST_MS => {
                 Err(format!("every {period_ms} ms is too often: 1s is the shortest time"))
+            }
+            Schedule::Every { period_ms } if *period_ms > LONGEST_MS => {
+                Err(format!("every {period_ms} ms is too rare: ten years is the longest time"))
             }
             Schedule::Every { period_ms } => Ok(Clock::Every(*period_ms)),
             Schedule::At { at } => Ok(Clock::At(at.0)),
@@ -99,7 +111,7 @@ impl Clock {
             Clock::Cron(cron, zone) => {
                 let mut on_wall = on_wall(zone, after)?;
                 (0..MAX_TRIES).find_map(|_| {
-                    on_wall = cron.find_next_occurrence(&on_wall, false).ok()?;
+                    on_wall = behind(cron, on_wall)?;
                     instant(zone, on_wall).filter(|at| *at > after)
                 })
             }
@@ -115,7 +127,7 @@ impl Clock {
                 // The clock on the wall may have been set back: then times that look later are before.
                 let mut on_wall = on_wall(zone, before.saturating_add(LATE_MS * 60))?;
                 (0..MAX_TRIES).find_map(|_| {
-                    on_wall = cron.find_previous_occurrence(&on_wall, false).ok()?;
+                    on_wall = ahead(cron, on_wall)?;
                     instant(zone, on_wall).filter(|at| *at < before)
                 })
             }
@@ -134,6 +146,57 @@ impl Clock {
         });
         between.take(MAX_TRIES).count() as u64
     }
+}
+
+/// A day of those that a line means at all, if there is one within [`MAX_DAYS`] of the first of its years.
+fn first_day(pattern: &CronPattern) -> Option<NaiveDate> {
+    let year = (1970..=croner::YEAR_UPPER_LIMIT).find(|year| pattern.year_match(*year).unwrap_or(false))?;
+    day(pattern, NaiveDate::from_ymd_opt(year, 1, 1)?, NaiveDate::succ_opt)
+}
+
+/// The nearest day that a line means, from one on.
+fn day(pattern: &CronPattern, from: NaiveDate, step: fn(&NaiveDate) -> Option<NaiveDate>) -> Option<NaiveDate> {
+    let is_meant = |day: &NaiveDate| {
+        let weekday = croner::Weekday::from_days_from_sunday(day.weekday().num_days_from_sunday());
+        pattern.year_match(day.year()).unwrap_or(false)
+            && pattern.month_match(day.month()).unwrap_or(false)
+            && pattern.day_match(day.year(), day.month(), day.day(), weekday).unwrap_or(false)
+    };
+    std::iter::successors(Some(from), step).take(MAX_DAYS).find(is_meant)
+}
+
+/// The first time on the wall behind another. The crate would look for a day that never comes through three thousand years: so the
+/// day is found here, and the crate finds the time in it.
+fn behind(cron: &Cron, after: DateTime<Utc>) -> Option<DateTime<Utc>> {
+    let today = day(&cron.pattern, after.date_naive(), NaiveDate::succ_opt)?;
+    let in_day = |day: NaiveDate| {
+        let (midnight, last) = (day.and_hms_opt(0, 0, 0)?.and_utc(), edge(&cron.pattern, day, true)?);
+        let (from, inclusive) = if after < midnight { (midnight, true) } else { (after, false) };
+        (last > after).then(|| cron.find_next_occurrence(&from, inclusive).ok())?
+    };
+    in_day(today).or_else(|| in_day(day(&cron.pattern, today.succ_opt()?, NaiveDate::succ_opt)?))
+}
+
+/// The last time on the wall before another.
+fn ahead(cron: &Cron, before: DateTime<Utc>) -> Option<DateTime<Utc>> {
+    let today = day(&cron.pattern, before.date_naive(), NaiveDate::pred_opt)?;
+    let in_day = |day: NaiveDate| {
+        let (end, first) = (day.and_hms_opt(23, 59, 59)?.and_utc(), edge(&cron.pattern, day, false)?);
+        let (from, inclusive) = if before > end { (end, true) } else { (before, false) };
+        (first < before).then(|| cron.find_previous_occurrence(&from, inclusive).ok())?
+    };
+    in_day(today).or_else(|| in_day(day(&cron.pattern, today.pred_opt()?, NaiveDate::pred_opt)?))
+}
+
+/// The first time of a line on a day that it means, or the last one.
+fn edge(pattern: &CronPattern, day: NaiveDate, last: bool) -> Option<DateTime<Utc>> {
+    let of = |most: u32, is: &dyn Fn(u32) -> bool| {
+        if last { (0..most).rev().find(|one| is(*one)) } else { (0..most).find(|one| is(*one)) }
+    };
+    let hour = of(24, &|hour| pattern.hour_match(hour).unwrap_or(false))?;
+    let minute = of(60, &|minute| pattern.minute_match(minute).unwrap_or(false))?;
+    let second = of(60, &|second| pattern.second_match(second).unwrap_or(false))?;
+    Some(day.and_hms_opt(hour, minute, second)?.and_utc())
 }
 
 /// The clock on the wall at a moment, as if it were one of UTC.
@@ -189,6 +252,37 @@ mod tests {
             at("2026-10-25T02:00:00Z"),
             "the second pass fires nothing"
         );
+    }
+
+    #[test]
+    fn a_line_that_means_no_day_is_refused_and_a_rare_one_is_found() {
+        for never in ["0 0 30 2 *", "0 0 31 4,6,9,11 *", "0 0 0 30 2 *"] {
+            let schedule = Schedule::Cron { pattern: never.into(), zone: "UTC".into() };
+            let Err(refused) = Clock::new(&schedule) else { panic!("{never} is taken") };
+            assert!(refused.contains("means no day that there is"), "{refused}");
+        }
+        let leap = cron("30 1 29 2 *", "UTC");
+        assert_eq!(next(&leap, "2096-03-01T00:00:00Z"), at("2104-02-29T01:30:00Z"), "2100 is no leap year");
+        assert_eq!(leap.previous(at("2028-02-29T01:30:00Z").0), Some(at("2024-02-29T01:30:00Z").0));
+        let over = cron("0 0 0 1 1 * 2020", "UTC");
+        assert_eq!(over.next(at("2026-01-01T00:00:00Z").0), None, "its year is over, and no other is looked for");
+        assert_eq!(over.previous(at("2026-01-01T00:00:00Z").0), Some(at("2020-01-01T00:00:00Z").0));
+    }
+
+    #[test]
+    fn a_time_of_the_same_day_comes_before_those_of_the_next_one() {
+        let twice = cron("15,45 9-10 * * *", "UTC");
+        for (after, expected) in [
+            ("2026-01-01T09:14:59Z", "2026-01-01T09:15:00Z"),
+            ("2026-01-01T09:15:00Z", "2026-01-01T09:45:00Z"),
+            ("2026-01-01T10:44:00Z", "2026-01-01T10:45:00Z"),
+            ("2026-01-01T10:45:00Z", "2026-01-02T09:15:00Z"),
+            ("2026-01-31T23:59:59Z", "2026-02-01T09:15:00Z"),
+        ] {
+            assert_eq!(next(&twice, after), at(expected), "after {after}");
+            assert_eq!(twice.previous(at(expected).0 + 1), Some(at(expected).0), "{expected} itself");
+        }
+        assert_eq!(twice.previous(at("2026-01-02T09:15:00Z").0), Some(at("2026-01-01T10:45:00Z").0));
     }
 
     #[test]

@@ -1,7 +1,11 @@
 //! Conditions over the content of a resource, in CEL: `text` is the content, `json` the same where it is JSON, `uri` where it
 //! is from, `window` the contents before it as far as they are kept, the oldest first.
 
-use cel::{Context, Value, parser::PrattParser};
+use cel::{
+    Context, IdedExpr, Value,
+    common::ast::{EntryExpr, Expr},
+    parser::PrattParser,
+};
 use serde::Serialize;
 
 /// Nodes of a condition: what a person writes has a few dozen.
@@ -19,9 +23,17 @@ const MAX_JSON_BYTES: usize = 256 * 1024;
 /// Longest text of one content that is kept in a window, in bytes.
 const MAX_KEPT_BYTES: usize = 16 * 1024;
 
+/// Most that a condition may take, in steps of a loop over what the content has, each with a look at a KiB of its text: seconds at
+/// worst. Who writes the resource chooses its size, and nothing else ends a condition that was begun.
+const MAX_STEPS: usize = 4_000_000;
+
 /// A condition.
 #[derive(Debug)]
-pub(crate) struct Filter(cel::IdedExpr);
+pub(crate) struct Filter {
+    condition: IdedExpr,
+    /// How many loops (`exists`, `map`, …) lie within each other.
+    loops: u32,
+}
 
 /// A content, as a condition sees it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -67,14 +79,15 @@ impl Filter {
         let is_bound = |name: &&str| !known.contains(name) && !is_of_a_macro(text, name);
         match references.variables().into_iter().find(is_bound) {
             Some(unknown) => Err(format!("filter {text:?}: {unknown} is not known; known: {}", known.join(", "))),
-            None => Ok(Self(parsed)),
+            None => Ok(Self { loops: loops(&parsed), condition: parsed }),
         }
     }
 
     /// Whether a content meets the condition.
     ///
     /// # Errors
-    /// What keeps the condition from having a value, or when it is neither true nor false.
+    /// What keeps the condition from having a value, or when it is neither true nor false, or the content is too much for it. It may
+    /// take seconds: not on a thread that others wait for.
     pub(crate) fn passes<'a>(
         &self,
         uri: &str,
@@ -83,16 +96,69 @@ impl Filter {
     ) -> Result<bool, String> {
         let mut context = Context::default();
         let window: Vec<&Sample> = window.into_iter().collect();
+        self.check_cost(window.iter().copied().chain([sample]))?;
         let failed = |error: &dyn std::fmt::Display| format!("filter: {error}");
         context.add_variable("text", &sample.text).map_err(|error| failed(&error))?;
         context.add_variable("json", &sample.json).map_err(|error| failed(&error))?;
         context.add_variable("uri", uri).map_err(|error| failed(&error))?;
         context.add_variable("window", &window).map_err(|error| failed(&error))?;
-        let said = Value::resolve(&self.0, &context).map_err(|error| failed(&error))?;
+        let said = Value::resolve(&self.condition, &context).map_err(|error| failed(&error))?;
         let Value::Bool(passes) = said else {
             return Err(format!("filter: it is {}, and should be true or false", said.type_of()));
         };
         Ok(passes)
+    }
+}
+
+impl Filter {
+    fn check_cost<'a>(&self, samples: impl Iterator<Item = &'a Sample>) -> Result<(), String> {
+        let (values, bytes) =
+            samples.fold((1, 0), |(values, bytes), sample| (values + count(&sample.json), bytes + sample.text.len()));
+        let steps = values.saturating_pow(self.loops).saturating_mul(1 + bytes / 1024);
+        if self.loops > 0 && steps > MAX_STEPS {
+            return Err(format!(
+                "filter: too much for a condition with {} loops within each other: {values} values in {bytes} bytes are about {steps} \
+                 steps of at most {MAX_STEPS}. Take a loop away, or watch a smaller resource",
+                self.loops
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// How many values there are in one, itself among them.
+fn count(value: &serde_json::Value) -> usize {
+    match value {
+        serde_json::Value::Array(values) => 1 + values.iter().map(count).sum::<usize>(),
+        serde_json::Value::Object(members) => 1 + members.values().map(count).sum::<usize>(),
+        serde_json::Value::Null
+        | serde_json::Value::Bool(_)
+        | serde_json::Value::Number(_)
+        | serde_json::Value::String(_) => 1,
+    }
+}
+
+/// How many loops lie within each other at most.
+fn loops(condition: &IdedExpr) -> u32 {
+    let most = |inner: &mut dyn Iterator<Item = &IdedExpr>| inner.map(loops).max().unwrap_or(0);
+    let entries = |entries: &[cel::common::ast::IdedEntryExpr]| {
+        let of = |entry: &cel::common::ast::IdedEntryExpr| match &entry.expr {
+            EntryExpr::StructField(field) => loops(&field.value),
+            EntryExpr::MapEntry(entry) => loops(&entry.key).max(loops(&entry.value)),
+        };
+        entries.iter().map(of).max().unwrap_or(0)
+    };
+    match &condition.expr {
+        Expr::Unspecified | Expr::Ident(_) | Expr::Literal(_) => 0,
+        Expr::Call(call) => most(&mut call.target.as_deref().into_iter().chain(&call.args)),
+        Expr::List(list) => most(&mut list.elements.iter()),
+        Expr::Select(select) => loops(&select.operand),
+        Expr::Map(map) => entries(&map.entries),
+        Expr::Struct(made) => entries(&made.entries),
+        Expr::Comprehension(one) => {
+            let each = most(&mut [&one.accu_init, &one.loop_cond, &one.loop_step, &one.result].into_iter());
+            loops(&one.iter_range).max(1 + each)
+        }
     }
 }
 
@@ -159,6 +225,28 @@ mod tests {
         ] {
             let refused = passes(filter, "{}").unwrap_err();
             assert!(refused.contains(says), "{filter}: {refused}");
+        }
+    }
+
+    #[test]
+    fn a_content_that_is_too_much_for_the_loops_of_a_condition_is_refused_and_not_walked() {
+        let twice = "json.items.exists(i, json.items.exists(j, j.id == i.p))";
+        let items = |count: usize| {
+            let items: Vec<_> = (0..count).map(|id| serde_json::json!({ "id": id, "p": count })).collect();
+            serde_json::json!({ "items": items }).to_string()
+        };
+        assert_eq!(passes(twice, &items(20)), Ok(false));
+        let refused = passes(twice, &items(11_000 / 2)).unwrap_err();
+        assert!(refused.contains("2 loops within each other"), "{refused}");
+        let once = "[json.items].exists(list, size(list) > 3) && json.items.all(i, i.id >= 0)";
+        assert_eq!(passes(once, &items(5_500)), Ok(true), "one loop may go over all that is read");
+        for (condition, expected) in [
+            ("text == 'a'", 0),
+            ("json.map(i, i.filter(j, j > 0)).exists(k, size(k) > 0)", 2),
+            ("{'a': [json.all(i, true)]}['a'][0] ? has(json.b) : false", 1),
+            ("window.exists(w, w.json.all(i, json.exists(j, i == j)))", 3),
+        ] {
+            assert_eq!(Filter::new(condition).unwrap().loops, expected, "{condition}");
         }
     }
 

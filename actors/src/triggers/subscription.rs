@@ -9,7 +9,7 @@
 //! was seen last is in the state of the cluster, in the same entry as the task that it started; so after a reconnect, a restart
 //! or an adoption the first look finds what changed while nobody listened, and finds nothing where nothing did.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use towline_core::{
@@ -51,7 +51,7 @@ pub(super) struct Subscription {
     number: u64,
     /// Hash of what was seen last.
     seen: Option<String>,
-    filter: Option<Filter>,
+    filter: Option<Arc<Filter>>,
     window: VecDeque<Sample>,
     /// What was told last of how it goes.
     told: (Option<String>, Option<String>),
@@ -77,7 +77,7 @@ impl Subscription {
             Some((trigger.number, trigger.seen.clone(), (trigger.push.clone(), trigger.trouble.clone())))
         });
         let (number, seen, told) = known?;
-        let filter = source.filter.as_deref().map(Filter::new).transpose();
+        let filter = source.filter.as_deref().map(|text| Filter::new(text).map(Arc::new)).transpose();
         // It was read when the trigger was taken.
         let filter = filter.inspect_err(|error| tracing::error!(trigger = %spec.name, error, "filter")).ok()?;
         Some(Self { shared, spec, source, epoch, number, seen, filter, window: VecDeque::new(), told, troubled: None })
@@ -160,7 +160,7 @@ impl Subscription {
         let sample = Sample::new(&text);
         let is_first = self.seen.is_none();
         let passes = match &self.filter {
-            Some(filter) if !is_first => filter.passes(&self.source.uri, &sample, &self.window),
+            Some(filter) if !is_first => self.judge(filter, &sample).await,
             Some(_) | None => Ok(true),
         };
         if is_first || !matches!(passes, Ok(true)) {
@@ -188,6 +188,14 @@ impl Subscription {
                 if self.tell(watch, Some(why), 0).await.is_ok() { Looked::Again } else { Looked::Lost }
             }
         }
+    }
+
+    /// Whether a content meets the condition: on a thread that nobody else waits for, since it may take seconds.
+    async fn judge(&self, filter: &Arc<Filter>, sample: &Sample) -> Result<bool, String> {
+        let (filter, uri) = (Arc::clone(filter), self.source.uri.clone());
+        let (sample, window) = (sample.clone(), self.window.clone());
+        let judged = tokio::task::spawn_blocking(move || filter.passes(&uri, &sample, &window)).await;
+        judged.unwrap_or_else(|error| Err(format!("filter: {error}")))
     }
 
     fn keep(&mut self, sample: Sample) {

@@ -11,7 +11,7 @@ use axum::{
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use towline_a2a::time_text;
 use towline_actors::{Mesh, triggers};
 use towline_core::{
@@ -165,6 +165,7 @@ async fn add(
     let Json(request) = body.map_err(|error| invalid(error.body_text()))?;
     let spec = read(request).map_err(invalid)?;
     triggers::check(&spec).map_err(invalid)?;
+    not_over(&spec, SystemTime::now())?;
     check_here(&api, &spec).await?;
     if api.cluster.local(ClusterState::level) < Level::TRIGGERS {
         let message = "not all nodes know triggers yet: upgrade them, then add it".to_owned();
@@ -173,6 +174,16 @@ async fn add(
     let name = spec.name.clone();
     change(&api, TriggerChange::Add(spec)).await?;
     Ok((StatusCode::CREATED, Json(json!({ "added": name }))).into_response())
+}
+
+/// A moment that is over would never come: who adds it has written another one than they meant.
+fn not_over(spec: &TriggerSpec, now: SystemTime) -> Result<(), ApiError> {
+    let TriggerSource::Schedule { when: Schedule::At { at }, .. } = &spec.source else { return Ok(()) };
+    let now = now.duration_since(UNIX_EPOCH).map(milliseconds).unwrap_or_default();
+    if at.0 > now {
+        return Ok(());
+    }
+    Err(invalid(format!("at: {} is over already, and it is {}", time_text(*at), time_text(Timestamp(now)))))
 }
 
 /// What this node knows of agent and server.
@@ -279,6 +290,14 @@ mod tests {
 
     fn request() -> TriggerRequest {
         TriggerRequest { name: "inbox".into(), agent: "triage".into(), ..TriggerRequest::default() }
+    }
+
+    #[test]
+    fn a_moment_that_is_over_is_not_added() {
+        let at = |at_ms| read(TriggerRequest { at_ms: Some(at_ms), ..request() }).unwrap();
+        let now = UNIX_EPOCH + Duration::from_millis(1_000);
+        assert!(not_over(&at(1_001), now).is_ok());
+        assert!(not_over(&at(1_000), now).is_err());
     }
 
     #[test]

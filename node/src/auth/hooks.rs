@@ -15,7 +15,7 @@ impl Auth {
         match source.map_or(Ok(()), |source| self.limiter.failed(source, Instant::now())) {
             Ok(()) => {
                 tracing::info!(?source, "a call of a webhook shows nothing right");
-                Refusal::Failed
+                Refusal::Hook
             }
             Err(wait) => Refusal::Guessing { wait },
         }

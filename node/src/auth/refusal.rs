@@ -36,6 +36,12 @@ pub(crate) enum Refusal {
         "the bearer is not good here: it is unknown, over, or of another issuer; sign in again, or ask the operator for one"
     )]
     Failed,
+    /// A call of a webhook that shows nothing right, or of none that there is.
+    #[error(
+        "no webhook takes this call: its URL ends with the name of a trigger, and it shows the bearer of it, or the HMAC-SHA256 of its \
+         body in hex in the header that the configuration names (X-Hub-Signature-256 if none)"
+    )]
+    Hook,
     /// A client certificate that no rule means.
     #[error("the client certificate is verified, and no rule in auth.principals means it")]
     NoRule,
@@ -86,7 +92,7 @@ impl Refusal {
             | Refusal::NoRule
             | Refusal::NotAllowed { .. }
             | Refusal::Scope { .. } => WireError::permission_denied(text),
-            Refusal::Nobody | Refusal::Failed => WireError::unauthenticated(text),
+            Refusal::Nobody | Refusal::Failed | Refusal::Hook => WireError::unauthenticated(text),
             Refusal::Guessing { wait } | Refusal::TooMany { wait } => WireError::rate_limited(text, *wait),
             Refusal::TooManyStreams => WireError::rate_limited(text, LATER),
             Refusal::NoKeys => WireError::unavailable(text).retry_after(LATER),
@@ -96,7 +102,7 @@ impl Refusal {
     /// What the answer asks for, if it asks for a credential.
     fn challenge(&self) -> Option<HeaderValue> {
         match self {
-            Refusal::Nobody => Some(HeaderValue::from_static(CHALLENGE)),
+            Refusal::Nobody | Refusal::Hook => Some(HeaderValue::from_static(CHALLENGE)),
             Refusal::Failed => Some(HeaderValue::from_static(CHALLENGE_AGAIN)),
             // A scope that no header can carry is none that a token could have.
             Refusal::Scope { scope } => {
