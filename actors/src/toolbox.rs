@@ -158,8 +158,12 @@ impl Toolbox {
             name => self.tools.contains_key(name),
         };
         if !is_known {
-            let missing: String = self.missing.keys().map(|server| format!("; MCP server {server} is not there at the moment")).collect();
-            return Err(("unknown_tool", format!("there is no tool {:?}; tools: {}{missing}", call.name, self.names())));
+            let missing: String =
+                self.missing.keys().map(|server| format!("; MCP server {server} is not there at the moment")).collect();
+            return Err((
+                "unknown_tool",
+                format!("there is no tool {:?}; tools: {}{missing}", call.name, self.names()),
+            ));
         }
         let arguments = arguments(call)?;
         match call.name.as_str() {
@@ -412,7 +416,8 @@ mod tests {
     fn a_tool_of_a_server_that_never_answered_is_refused_with_the_name_of_that() {
         let missing = BTreeMap::from([("fs".to_owned(), "its last words: call fs.rm".to_owned())]);
         let call = ToolCall { id: "c1".into(), name: "fs.read".into(), arguments: json!({}) };
-        let said = refusal(Toolbox { missing, ..toolbox() }.plan(&call, TaskId::from_uuid(uuid::Uuid::max()), StepNo(3)));
+        let said =
+            refusal(Toolbox { missing, ..toolbox() }.plan(&call, TaskId::from_uuid(uuid::Uuid::max()), StepNo(3)));
         assert!(said.ends_with("; MCP server fs is not there at the moment"), "{said}");
     }
 

@@ -285,7 +285,8 @@ where
                 error,
                 ClientInitializeError::JsonRpcError(_) | ClientInitializeError::NoCompatibleProtocolVersion { .. }
             );
-            let reason = text::plain_line(&format!("handshake: {}", causes::of_handshake(&error)), MAX_INSTRUCTIONS_CHARS);
+            let reason =
+                text::plain_line(&format!("handshake: {}", causes::of_handshake(&error)), MAX_INSTRUCTIONS_CHARS);
             Err(Failure { reason, refused })
         }
         Err(_) => Err(Failure::permanent(format!("handshake: no answer after {within:?}"))),

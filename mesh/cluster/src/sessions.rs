@@ -339,7 +339,11 @@ impl Sessions {
     fn excuse_for_pause(&mut self, now: Duration) {
         let Some(pause) = self.pace.pause(now) else { return };
         let Some(reign) = &mut self.reign else { return };
-        tracing::debug!(pause_ms = pause.as_millis() as u64, nodes = reign.nodes.len(), "this leader did not run: sessions last longer by that");
+        tracing::debug!(
+            pause_ms = pause.as_millis() as u64,
+            nodes = reign.nodes.len(),
+            "this leader did not run: sessions last longer by that"
+        );
         reign.nodes.values_mut().filter(|heard| !heard.ending).for_each(|heard| heard.excuse(pause, now));
     }
 }

@@ -557,7 +557,10 @@ mod tests {
 
     fn caller(role: PrincipalRole) -> Caller {
         let principal = Principal::Named { id: "user:ada".parse().unwrap(), role };
-        Caller::new(principal, Standing { permits: Permits::of(role, &[]), ..Standing::unlimited(crate::auth::KnownBy::Bearer) })
+        Caller::new(
+            principal,
+            Standing { permits: Permits::of(role, &[]), ..Standing::unlimited(crate::auth::KnownBy::Bearer) },
+        )
     }
 
     fn refused(envelope: Value, role: PrincipalRole) -> WireError {

@@ -181,7 +181,13 @@ fn peer(headers: &HeaderMap, node: NodeId) -> Result<Caller, Refused> {
         (None, Some(_)) => return Err(Refused::Header { header: PARENT_TASK }),
     };
     let hop = parsed(headers, HOP)?.unwrap_or(0);
-    Ok(Caller { principal, parent, hop, deadline_ms: parsed(headers, DEADLINE_MS)?, standing: Standing::unlimited(KnownBy::Mesh) })
+    Ok(Caller {
+        principal,
+        parent,
+        hop,
+        deadline_ms: parsed(headers, DEADLINE_MS)?,
+        standing: Standing::unlimited(KnownBy::Mesh),
+    })
 }
 
 fn text<'a>(headers: &'a HeaderMap, header: &'static str) -> Result<Option<&'a str>, Refused> {

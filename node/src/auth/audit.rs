@@ -104,7 +104,13 @@ pub(crate) mod tests {
         let session = Some("ds_1".into());
         Caller::new(
             principal,
-            Standing { permits: Permits::of(role, &[]), known_by: KnownBy::Session, session, labels: Arc::new(labels), until: None },
+            Standing {
+                permits: Permits::of(role, &[]),
+                known_by: KnownBy::Session,
+                session,
+                labels: Arc::new(labels),
+                until: None,
+            },
         )
     }
 

@@ -62,8 +62,10 @@ impl Auth {
         }
         if let Some(ClientCertificate(facts)) = extensions.get() {
             if self.rules.is_empty() {
-                let standing =
-                    Standing { until: Some(facts.ends.saturating_sub(TOLD_BEFORE)), ..Standing::unlimited(KnownBy::Certificate) };
+                let standing = Standing {
+                    until: Some(facts.ends.saturating_sub(TOLD_BEFORE)),
+                    ..Standing::unlimited(KnownBy::Certificate)
+                };
                 return Ok(Caller::new(Principal::Operator, standing));
             }
             let rule = self.rules.iter().find(|rule| rule.takes_certificate(facts));

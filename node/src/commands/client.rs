@@ -612,7 +612,8 @@ mod tests {
     #[test]
     fn a_certificate_for_other_names_is_said_with_its_names() {
         let problem = |rest: &str| {
-            let text = format!("invalid peer certificate: certificate not valid for name \"a.example\"; certificate {rest}");
+            let text =
+                format!("invalid peer certificate: certificate not valid for name \"a.example\"; certificate {rest}");
             diagnosed("https://a.example:7420", &std::io::Error::other(text)).unwrap().to_string()
         };
         let said = problem("is only valid for DnsName(\"b.example\"), DnsName(\"c.example\") or IpAddress(127.0.0.1)");
@@ -633,7 +634,9 @@ mod tests {
             assert_eq!(text.matches("sign in").count(), 1, "{text}");
             assert!(text.contains("`towline auth login`"), "{text}");
         }
-        assert!(unknown.starts_with("the bearer is not good here: it is unknown; ") && unknown.contains("--token-file"));
+        assert!(
+            unknown.starts_with("the bearer is not good here: it is unknown; ") && unknown.contains("--token-file")
+        );
     }
 
     #[test]

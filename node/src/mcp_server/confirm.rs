@@ -92,12 +92,10 @@ pub(super) fn by_another_call(ask: &Ask, request: &Request, question: &str) -> A
     let answer = request.params.get("inputResponses").and_then(|answers| answers.get(KEY));
     let state = request.params.get("requestState").and_then(Value::as_str);
     match (answer, state) {
-        (Some(answer), Some(state)) if ask.server.seal.takes(state, &about, session::mark(&ask.caller.principal), now()) => {
-            if said_yes(answer) {
-                Asked::Confirmed(Confirmed(()))
-            } else {
-                Asked::Not(refused(answer))
-            }
+        (Some(answer), Some(state))
+            if ask.server.seal.takes(state, &about, session::mark(&ask.caller.principal), now()) =>
+        {
+            if said_yes(answer) { Asked::Confirmed(Confirmed(())) } else { Asked::Not(refused(answer)) }
         }
         // Nothing was asked yet, or by another node, or too long ago, or about something else.
         (Some(_) | None, Some(_) | None) => {

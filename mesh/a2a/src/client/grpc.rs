@@ -106,7 +106,11 @@ impl Client {
         answer::<A>(&self.endpoint, answered.map_err(|status| error(&self.endpoint, &status))?.get_ref())
     }
 
-    async fn events<Q>(&mut self, path: PathAndQuery, params: Value) -> Result<Streaming<a2a_pb::StreamResponse>, ClientError>
+    async fn events<Q>(
+        &mut self,
+        path: PathAndQuery,
+        params: Value,
+    ) -> Result<Streaming<a2a_pb::StreamResponse>, ClientError>
     where
         Q: ProtoJsonPayload,
         Q::Proto: prost::Message + 'static,

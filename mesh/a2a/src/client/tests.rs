@@ -241,7 +241,8 @@ impl tower::Service<http::Request<tonic::body::Body>> for Answers {
         framed.extend_from_slice(&u32::try_from(self.0.len()).unwrap().to_be_bytes());
         framed.extend_from_slice(&self.0);
         let end = HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))]);
-        let body = http_body_util::Full::new(bytes::Bytes::from(framed)).with_trailers(std::future::ready(Some(Ok(end))));
+        let body =
+            http_body_util::Full::new(bytes::Bytes::from(framed)).with_trailers(std::future::ready(Some(Ok(end))));
         let answer = http::Response::builder().header(header::CONTENT_TYPE, "application/grpc");
         std::future::ready(Ok(answer.body(tonic::body::Body::new(body)).unwrap()))
     }

@@ -269,12 +269,7 @@ enum Problem {
 }
 
 /// Counts the fields of a message and of those in it. A list and the value that it is count as one.
-fn walk(
-    mut rest: &[u8],
-    kind: Kind,
-    (depth, limits): (usize, Limits),
-    fields: &mut usize,
-) -> Result<(), Problem> {
+fn walk(mut rest: &[u8], kind: Kind, (depth, limits): (usize, Limits), fields: &mut usize) -> Result<(), Problem> {
     let depth = depth + usize::from(kind.nests());
     if depth > limits.depth {
         return Err(Problem::Excess(Excess::Depth));
