@@ -36,6 +36,9 @@ const NOT_TRUSTED: &str = "invalid peer certificate";
 /// How TLS says that the certificate is for others, and for whom.
 const OTHER_NAME: &str = "not valid for name";
 const NAMES_ARE: &str = "is only valid for ";
+/// How TLS says that a certificate is an authority's, and that it is over.
+const OF_AUTHORITY: &str = "CaUsedAsEndEntity";
+const ENDED: &str = "certificate expired";
 /// How it is said that a name has no address.
 const NO_SUCH_HOST: [&str; 2] = ["dns error", "failed to lookup address"];
 /// How TLS says that the other side speaks something else.
@@ -409,16 +412,22 @@ fn diagnosed(server: &str, error: &dyn std::error::Error) -> Option<CliError> {
     let says = |words: &[&str]| words.iter().any(|word| chain.contains(word));
     let what = if let Some((_, problem)) = chain.rsplit_once(NOT_TRUSTED) {
         let problem = problem.trim_start_matches([':', ' ']);
-        let other_names = names_of_certificate(problem).map(|names| {
+        if let Some(names) = names_of_certificate(problem) {
             format!(
                 "its certificate is good, and made for {names}: write --server with a name of these, or have the certificate made \
                  for this one as well (node.tls.certificate)"
             )
-        });
-        other_names.unwrap_or_else(|| format!(
-            "its certificate is not trusted ({problem}): name the PEM file of the authority that has signed it with --ca-file \
-             FILE, if that is one that this machine does not know"
-        ))
+        } else if problem.contains(OF_AUTHORITY) {
+            "its certificate is that of an authority itself: give the node one that this has signed (node.tls.certificate)"
+                .to_owned()
+        } else if problem.contains(ENDED) {
+            format!("its certificate has ended ({problem}): give the node a new one (node.tls.certificate)")
+        } else {
+            format!(
+                "its certificate is not trusted ({problem}): name the PEM file of the authority that has signed it with \
+                 --ca-file FILE, if that is one that this machine does not know"
+            )
+        }
     } else if let Some(path) = server.strip_prefix(UNIX) {
         let cause = chain.rsplit(": ").next().unwrap_or_default();
         format!(
@@ -621,6 +630,14 @@ mod tests {
         assert!(!said.contains("--ca-file"), "its authority is known: {said}");
         let said = problem("is not valid for any names (according to its subjectAltName extension)");
         assert!(said.contains("made for no name at all"), "{said}");
+        for (problem, says) in [
+            ("Other(OtherError(CaUsedAsEndEntity))", "an authority itself: give the node one"),
+            ("certificate expired: verification time 2 (UNIX)", "has ended (certificate expired"),
+        ] {
+            let text = std::io::Error::other(format!("invalid peer certificate: {problem}"));
+            let said = diagnosed("https://a.example", &text).unwrap().to_string();
+            assert!(said.contains(says) && !said.contains("--ca-file"), "{said}");
+        }
     }
 
     #[test]

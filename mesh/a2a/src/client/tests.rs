@@ -116,18 +116,18 @@ async fn over_grpc_an_answer_of_very_many_values_is_refused_as_on_the_other_bind
         task["metadata"] = json!({ "m": vec![json!([]); values] });
         task
     };
-    let few = grpc_peer::<a2a::Task>(task(1_000)).await;
+    let few = grpc_peer::<a2a::Task>(task(1_000));
     assert_eq!(few.get_task("t", None, None).await.unwrap().id, "t");
-    let many = grpc_peer::<a2a::Task>(task(convert::MAX_ANSWER_VALUES)).await;
+    let many = grpc_peer::<a2a::Task>(task(convert::MAX_ANSWER_VALUES));
     let whole = many.get_task("t", None, None).await.unwrap_err();
-    let streams = grpc_peer::<a2a::StreamResponse>(json!({ "task": task(convert::MAX_ANSWER_VALUES) })).await;
+    let streams = grpc_peer::<a2a::StreamResponse>(json!({ "task": task(convert::MAX_ANSWER_VALUES) }));
     let mut items: Vec<_> = streams.subscribe("t", None, None).await.unwrap().collect().await;
     let streamed = items.pop().unwrap().unwrap_err();
     for error in [whole, streamed] {
         assert!(error.to_string().contains("it has more than 250000 values"), "{error}");
         assert_eq!((error.error_type().as_str(), error.is_transient()), ("malformed_answer", false));
     }
-    let well = grpc_peer::<a2a::StreamResponse>(json!({ "task": task(10) })).await;
+    let well = grpc_peer::<a2a::StreamResponse>(json!({ "task": task(10) }));
     let items: Vec<_> = well.subscribe("t", None, None).await.unwrap().collect().await;
     assert!(matches!(&items[..], [Ok(item)] if matches!(&item.event, StreamEvent::Task(task) if task.id == "t")));
 }
@@ -249,7 +249,7 @@ impl tower::Service<http::Request<tonic::body::Body>> for Answers {
 }
 
 /// A peer over gRPC that gives this answer to everything.
-async fn grpc_peer<T: a2a_pb::protojson_conv::ProtoJsonPayload>(answer: Value) -> A2aClient
+fn grpc_peer<T: a2a_pb::protojson_conv::ProtoJsonPayload>(answer: Value) -> A2aClient
 where
     T::ProtoJson: prost::Message,
 {
