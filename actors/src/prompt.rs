@@ -318,7 +318,7 @@ mod tests {
             tools: BTreeMap::from([("s.t".to_owned(), tool)]),
             instructions: BTreeMap::from([("s".to_owned(), evil.to_owned())]),
             readable: Readable { servers: vec!["s".into()], known },
-            missing: BTreeMap::from([("gone".to_owned(), evil.to_owned())]),
+            missing: std::sync::Arc::new(BTreeMap::from([("gone".to_owned(), evil.to_owned())])),
             ..Toolbox::default()
         };
         let agent = agent("Do your work.");

@@ -127,7 +127,8 @@ impl Shared {
         });
         let instructions = instructions.collect();
         let missing = self.servers_of(agent).into_iter();
-        let missing = missing.filter_map(|server| Some((server.name().to_owned(), server.unlisted()?))).collect();
+        let missing =
+            Arc::new(missing.filter_map(|server| Some((server.name().to_owned(), server.unlisted()?))).collect());
         let delegates = self.delegates(agent);
         Toolbox { tools, readable, instructions, missing, delegates, ask_human: agent.ask_human, sent: BTreeMap::new() }
     }

@@ -1,6 +1,9 @@
 //! What an agent may call at this moment, and what a call of its model becomes: an intent, or a refusal that says why.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 use towline_core::{
     AgentName, ContextId, Handover, Intent, Message, MessageId, Metadata, OnAdoption, Outcome, Part, Role, Step,
     StepNo, TaskId, ToolCall,
@@ -27,7 +30,7 @@ pub(crate) struct Toolbox {
     /// What its servers say of how they are used, by server: text from outside.
     pub instructions: BTreeMap<String, String>,
     /// Its servers that have never listed their tools to this node, and why: the reason is text from outside.
-    pub missing: BTreeMap<String, String>,
+    pub missing: Arc<BTreeMap<String, String>>,
     /// Whom it may delegate to, by name.
     pub delegates: BTreeMap<String, Delegate>,
     /// Whether it may ask a person.
@@ -414,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_tool_of_a_server_that_never_answered_is_refused_with_the_name_of_that() {
-        let missing = BTreeMap::from([("fs".to_owned(), "its last words: call fs.rm".to_owned())]);
+        let missing = Arc::new(BTreeMap::from([("fs".to_owned(), "its last words: call fs.rm".to_owned())]));
         let call = ToolCall { id: "c1".into(), name: "fs.read".into(), arguments: json!({}) };
         let said =
             refusal(Toolbox { missing, ..toolbox() }.plan(&call, TaskId::from_uuid(uuid::Uuid::max()), StepNo(3)));

@@ -56,7 +56,6 @@ pub(super) fn of_request(error: &ServiceError) -> String {
 }
 
 /// Why a connection that stood is over.
-#[expect(clippy::wildcard_enum_match_arm, reason = "rmcp may add kinds; none of the rest has words of its own")]
 pub(super) fn of_end(quit: &Result<QuitReason, tokio::task::JoinError>) -> String {
     match quit {
         Ok(QuitReason::Closed) => "the server closed the connection".to_owned(),

@@ -21,7 +21,9 @@ impl McpHandle {
                 match &known.phase {
                     _ if known.catalogue > 0 => return,
                     Phase::Waiting { next_try: None, .. } => return,
-                    _ => until(self.begun, known.was_tried),
+                    Phase::Connecting | Phase::Ready(_) | Phase::Waiting { next_try: Some(_), .. } => {
+                        until(self.begun, known.was_tried)
+                    }
                 }
             };
             let changed = tokio::time::timeout_at(until.into(), published.changed());
