@@ -153,6 +153,9 @@ struct Heard {
     expires_if_refused: Duration,
     refused: bool,
     probing: bool,
+    /// It was waited for at the end of its time, for what may lie in the sockets of a leader that was paused. Once, or a leader that
+    /// is always late would lose nobody.
+    waited_for: bool,
     /// Its end is proposed: it is not answered any more, whatever becomes of the proposal.
     ending: bool,
 }
@@ -160,7 +163,16 @@ struct Heard {
 impl Heard {
     fn now(boot: BootId, now: Duration) -> Self {
         let (expires, expires_if_refused) = (now + TTL, now + GRACE);
-        Self { boot, at: now, expires, expires_if_refused, refused: false, probing: false, ending: false }
+        Self {
+            boot,
+            at: now,
+            expires,
+            expires_if_refused,
+            refused: false,
+            probing: false,
+            waited_for: false,
+            ending: false,
+        }
     }
 
     fn before_election(boot: BootId, elected: Duration) -> Self {
@@ -171,9 +183,14 @@ impl Heard {
 
     /// The leader did not run for `pause`, which ended now: that much of the silence was its own.
     fn excuse(&mut self, pause: Duration, now: Duration) {
-        let later = |end: Duration| (end + pause).max(now + STALL);
-        self.expires = later(self.expires);
-        self.expires_if_refused = later(self.expires_if_refused);
+        self.expires += pause;
+        self.expires_if_refused += pause;
+        let end = if self.refused { self.expires_if_refused } else { self.expires };
+        if !self.waited_for && end < now + STALL {
+            self.waited_for = true;
+            self.expires = self.expires.max(now + STALL);
+            self.expires_if_refused = self.expires_if_refused.max(now + STALL);
+        }
     }
 
     /// The node has spoken, and this leader could not answer it: it lives, and its time has not begun anew.
@@ -857,6 +874,21 @@ mod tests {
         sessions.excuse_for_pause(now);
         assert!(!over(&sessions, now + STALL - MS));
         assert!(over(&sessions, now + STALL + TICK * 2));
+    }
+
+    #[test]
+    fn a_leader_that_is_always_late_loses_a_node_that_is_gone_all_the_same() {
+        for late in [TICK * 3, Duration::from_secs(1)] {
+            let begun = Duration::from_secs(10);
+            let mut sessions = leads([(NodeId(2), Heard::now(boot(), begun))]);
+            let mut looks = 0;
+            while !over(&sessions, begun + late * looks) {
+                sessions.excuse_for_pause(begun + late * looks);
+                looks += 1;
+                assert!(looks < 100, "each look counts for a tick of silence");
+            }
+            assert!(looks > 20, "{looks}");
+        }
     }
 
     #[test]
