@@ -881,13 +881,11 @@ mod tests {
         for late in [TICK * 3, Duration::from_secs(1)] {
             let begun = Duration::from_secs(10);
             let mut sessions = leads([(NodeId(2), Heard::now(boot(), begun))]);
-            let mut looks = 0;
-            while !over(&sessions, begun + late * looks) {
-                sessions.excuse_for_pause(begun + late * looks);
-                looks += 1;
-                assert!(looks < 100, "each look counts for a tick of silence");
-            }
-            assert!(looks > 20, "{looks}");
+            let lost_at = (0..100).find(|look| {
+                sessions.excuse_for_pause(begun + late * *look);
+                over(&sessions, begun + late * *look)
+            });
+            assert!(lost_at.is_some_and(|look| look > 20), "each look counts for a tick of silence: {lost_at:?}");
         }
     }
 
