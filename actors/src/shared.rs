@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError, RwLock},
-    time::Duration,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use towline_cluster::ClusterHandle;
@@ -14,17 +13,13 @@ use crate::{
     errands::Errands,
     error::MeshError,
     lacking::Lacks,
-    mcp_connection::{McpHandle, McpServerState},
+    mcp_connection::McpHandle,
     model::{self, ModelProvider},
     parked::Parked,
     peers::{Cards, Dialler},
     toolbox::{Delegate, Readable, Toolbox, agent_name, distinct},
     traits::Traits,
 };
-
-/// How long the first listing of an agent's MCP servers is waited for: a server that starts together with the node should
-/// be seen, a dead one must not hold a task up.
-const SERVERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// What all actors of a node use.
 pub(crate) struct Shared {
@@ -106,15 +101,12 @@ impl Shared {
         self.servers.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// Gives the agent's servers that are still making their first connection a moment for it. One that is down is not
-    /// waited for: it shows what it listed last, and its calls say why they fail.
+    /// Waits for the first listing of the agent's servers, within the bounds of that: a task that comes just after the start of
+    /// its node is to see the tools that it has a moment later. One that is down is not waited for: it shows what it listed
+    /// last, and its calls say why they fail.
     pub(crate) async fn await_servers(&self, agent: &AgentConfig) {
-        let first_time = |server: &McpHandle| {
-            let status = server.status();
-            status.state == McpServerState::Connecting && status.tools.is_empty()
-        };
-        let servers: Vec<McpHandle> = self.servers_of(agent).into_iter().filter(first_time).collect();
-        futures::future::join_all(servers.iter().map(|server| server.ready(SERVERS_WITHIN))).await;
+        let servers = self.servers_of(agent);
+        futures::future::join_all(servers.iter().map(McpHandle::first_listing)).await;
     }
 
     /// What an agent may call at this moment.
@@ -134,8 +126,11 @@ impl Shared {
             Some((server.name().to_owned(), server.instructions().filter(|_| is_used)?))
         });
         let instructions = instructions.collect();
+        let missing = self.servers_of(agent).into_iter();
+        let missing =
+            Arc::new(missing.filter_map(|server| Some((server.name().to_owned(), server.unlisted()?))).collect());
         let delegates = self.delegates(agent);
-        Toolbox { tools, readable, instructions, delegates, ask_human: agent.ask_human, sent: BTreeMap::new() }
+        Toolbox { tools, readable, instructions, missing, delegates, ask_human: agent.ask_human, sent: BTreeMap::new() }
     }
 
     pub(crate) fn servers_of(&self, agent: &AgentConfig) -> Vec<McpHandle> {

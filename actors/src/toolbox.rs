@@ -1,6 +1,9 @@
 //! What an agent may call at this moment, and what a call of its model becomes: an intent, or a refusal that says why.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 use towline_core::{
     AgentName, ContextId, Handover, Intent, Message, MessageId, Metadata, OnAdoption, Outcome, Part, Role, Step,
     StepNo, TaskId, ToolCall,
@@ -26,6 +29,8 @@ pub(crate) struct Toolbox {
     pub readable: Readable,
     /// What its servers say of how they are used, by server: text from outside.
     pub instructions: BTreeMap<String, String>,
+    /// Its servers that have never listed their tools to this node, and why: the reason is text from outside.
+    pub missing: Arc<BTreeMap<String, String>>,
     /// Whom it may delegate to, by name.
     pub delegates: BTreeMap<String, Delegate>,
     /// Whether it may ask a person.
@@ -156,7 +161,12 @@ impl Toolbox {
             name => self.tools.contains_key(name),
         };
         if !is_known {
-            return Err(("unknown_tool", format!("there is no tool {:?}; tools: {}", call.name, self.names())));
+            let missing: String =
+                self.missing.keys().map(|server| format!("; MCP server {server} is not there at the moment")).collect();
+            return Err((
+                "unknown_tool",
+                format!("there is no tool {:?}; tools: {}{missing}", call.name, self.names()),
+            ));
         }
         let arguments = arguments(call)?;
         match call.name.as_str() {
@@ -403,6 +413,15 @@ mod tests {
         let Planned::Do(Intent::Delegate { peer_task, handover: Handover::Wait, .. }) = wait("t-1") else { panic!() };
         assert_eq!(peer_task.as_deref(), Some("t-1"));
         assert_eq!(refusal(wait("t-2")), "unknown_task: no task \"t-2\" was sent from here; sent: t-1");
+    }
+
+    #[test]
+    fn a_tool_of_a_server_that_never_answered_is_refused_with_the_name_of_that() {
+        let missing = Arc::new(BTreeMap::from([("fs".to_owned(), "its last words: call fs.rm".to_owned())]));
+        let call = ToolCall { id: "c1".into(), name: "fs.read".into(), arguments: json!({}) };
+        let said =
+            refusal(Toolbox { missing, ..toolbox() }.plan(&call, TaskId::from_uuid(uuid::Uuid::max()), StepNo(3)));
+        assert!(said.ends_with("; MCP server fs is not there at the moment"), "{said}");
     }
 
     #[test]

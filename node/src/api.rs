@@ -12,6 +12,7 @@ mod push;
 mod resolve;
 mod sign_in;
 mod triggers;
+mod whoami;
 
 use std::{
     sync::{
@@ -42,7 +43,7 @@ use towline_core::{
 
 use crate::{
     a2a::principal::Caller,
-    auth::{self, Auth},
+    auth::{self, Auth, audit},
     hooks::{self, Hooks},
     recovered_spans,
     sign_in::SignIns,
@@ -55,6 +56,7 @@ pub use peers::{PeerRequest, PeerView};
 pub use push::WebhookView;
 pub use sign_in::{DeviceView, SessionView};
 pub use triggers::{TriggerRequest, TriggerView};
+pub use whoami::CallerView;
 
 /// Longest life of a join token: who needs one later makes one later.
 pub(crate) const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -138,9 +140,16 @@ pub fn router(api: Arc<Api>) -> Router {
         .route_layer(middleware::from_fn_with_state(Arc::clone(&api.auth), auth::gate))
         .route("/api/v1/{*path}", any(unknown))
         .merge(hooks::routes())
+        .merge(probes(&api.auth))
+        .with_state(api)
+}
+
+/// What is asked without a credential: for who watches the node, and for no page that has led its own name to this machine.
+fn probes(auth: &Arc<Auth>) -> Router<Arc<Api>> {
+    Router::new()
         .route("/livez", get(alive))
         .route("/healthz", get(health))
-        .with_state(api)
+        .route_layer(middleware::from_fn_with_state(Arc::clone(auth), auth::named))
 }
 
 /// The operations behind what says who may, for requests whose caller is known.
@@ -167,6 +176,7 @@ fn operations() -> Router<Arc<Api>> {
         .merge(peers::routes())
         .merge(sign_in::routes())
         .merge(triggers::routes())
+        .route(whoami::ROUTE, get(whoami::whoami))
         .route_layer(middleware::from_fn(auth::authorize))
 }
 
@@ -333,18 +343,22 @@ async fn join_token(
     body: Result<Json<TokenRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let Json(request) = body.map_err(|error| invalid(error.body_text()))?;
-    let ttl = Duration::from_millis(request.ttl_ms);
+    let (role, word) = match request.role {
+        RoleName::Voter => (NodeRole::Voter, "voter"),
+        RoleName::Learner => (NodeRole::Learner, "learner"),
+        RoleName::Worker => (NodeRole::Worker, "worker"),
+    };
+    Ok(audit::about(token_made(&api, role, request.ttl_ms).await, word))
+}
+
+async fn token_made(api: &Api, role: NodeRole, ttl_ms: u64) -> Result<Response, ApiError> {
+    let ttl = Duration::from_millis(ttl_ms);
     if ttl.is_zero() || ttl > MAX_TOKEN_TTL {
         return Err(invalid(format!("ttl_ms is out of range: 1 to {}", MAX_TOKEN_TTL.as_millis())));
     }
-    let role = match request.role {
-        RoleName::Voter => NodeRole::Voter,
-        RoleName::Learner => NodeRole::Learner,
-        RoleName::Worker => NodeRole::Worker,
-    };
     let token = api.cluster.mint_token(role, ttl).await?;
     let join = api.cluster.own_peer_address();
-    Ok(Json(json!({ "join": join, "token": token, "ttl_ms": request.ttl_ms })).into_response())
+    Ok(Json(json!({ "join": join, "token": token, "ttl_ms": ttl_ms })).into_response())
 }
 
 fn task_id(text: &str) -> Result<TaskId, ApiError> {

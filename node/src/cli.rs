@@ -712,6 +712,9 @@ pub enum AuthCommand {
     /// Signs out: ends the session of this user and forgets it
     #[command(after_help = "Example:\n  towline auth logout")]
     Logout,
+    /// Says who you are to the node: name, role, labels, by what you are known, until when, and what you may
+    #[command(after_help = "Examples:\n  towline auth whoami\n  towline auth whoami -o json")]
+    Whoami,
     /// Lists who is signed in
     #[command(after_help = "Examples:\n  towline auth sessions\n  towline auth sessions -o json")]
     Sessions,

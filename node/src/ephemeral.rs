@@ -1,10 +1,10 @@
 //! `towline node --ephemeral`: a node whose folder lies in memory and goes with it.
 
 use std::{
-    fs::{self, DirBuilder},
+    fs::{self, DirBuilder, File},
     io,
     net::{Ipv4Addr, SocketAddr},
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -18,14 +18,22 @@ const MEMORY: &str = "/dev/shm";
 /// Room that the folder needs at least: a log that is cut at its snapshots stays far below.
 const LEAST_ROOM: u64 = 256 * 1024 * 1024;
 
-/// What the folders are called, before the process id.
+/// What the folders are called, before the process id: that is for people, since other containers count their own.
 const PREFIX: &str = "towline-ephemeral-";
+
+/// A file in each folder that its node has locked: the kernel gives the lock back when the process ends, however it ends.
+const LOCK: &str = "lock";
+
+/// How often a folder is made that another node takes for a left one before it is locked.
+const TRIES: u32 = 16;
 
 /// The folder of a node, removed with this.
 #[derive(Debug)]
 pub struct Ephemeral {
     folder: PathBuf,
     in_memory: bool,
+    /// As long as it is open, nobody else removes the folder.
+    _lock: File,
 }
 
 impl Ephemeral {
@@ -36,12 +44,10 @@ impl Ephemeral {
     pub fn take_over(config: &mut NodeConfig) -> Result<Self, CliError> {
         let (above, in_memory) = place();
         remove_leftovers(&above);
-        let folder = above.join(format!("{PREFIX}{}-{}", std::process::id(), uuid::Uuid::now_v7().simple()));
-        let made = DirBuilder::new().mode(0o700).create(&folder);
-        made.map_err(|error| CliError::Other(format!("make folder {}: {error}", folder.display())))?;
+        let (folder, lock) = make(&above)?;
         config.node.data = folder.join("data");
         config.node.peer = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        Ok(Self { folder, in_memory })
+        Ok(Self { folder, in_memory, _lock: lock })
     }
 
     /// Where everything is kept, for people.
@@ -65,13 +71,32 @@ fn place() -> (PathBuf, bool) {
     if free >= LEAST_ROOM { (memory.to_owned(), true) } else { (std::env::temp_dir(), false) }
 }
 
-/// Removes what killed nodes left: the process in the folder's name is gone.
+/// A new folder, and the lock on it.
+fn make(above: &Path) -> Result<(PathBuf, File), CliError> {
+    for _ in 0..TRIES {
+        let folder = above.join(format!("{PREFIX}{}-{}", std::process::id(), uuid::Uuid::now_v7().simple()));
+        let failed = |error| CliError::Other(format!("make folder {}: {error}", folder.display()));
+        DirBuilder::new().mode(0o700).create(&folder).map_err(failed)?;
+        let lock = File::create_new(folder.join(LOCK)).map_err(failed)?;
+        // Between the two another node may have locked it, and removes the folder.
+        if lock.try_lock().is_ok() && folder.join(LOCK).exists() {
+            return Ok((folder, lock));
+        }
+    }
+    Err(CliError::Other(format!("make a folder in {}: other nodes remove it", above.display())))
+}
+
+/// Removes what killed nodes left: folders that were locked, and are not any more. One without a lock may have just been made.
 fn remove_leftovers(above: &Path) {
     let Ok(entries) = fs::read_dir(above) else { return };
+    let own = rustix::process::geteuid().as_raw();
     for entry in entries.flatten() {
-        let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next()?.parse::<u32>().ok());
-        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+        let is_own = fs::symlink_metadata(entry.path()).is_ok_and(|found| found.is_dir() && found.uid() == own);
+        if !is_own || !entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX)) {
+            continue;
+        }
+        let Ok(lock) = File::open(entry.path().join(LOCK)) else { continue };
+        if lock.try_lock().is_ok() {
             log_failure(&entry.path(), fs::remove_dir_all(entry.path()));
         }
     }
@@ -79,7 +104,7 @@ fn remove_leftovers(above: &Path) {
 
 fn log_failure(folder: &Path, removed: io::Result<()>) {
     if let Err(error) = removed {
-        tracing::debug!(folder = %folder.display(), %error, "is another user's, or could not be removed");
+        tracing::debug!(folder = %folder.display(), %error, "could not be removed");
     }
 }
 
@@ -88,17 +113,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_killed_node_left_is_removed_and_what_a_running_one_has_stays() {
+    fn what_a_killed_node_left_is_removed_and_what_a_running_one_has_stays_whatever_its_process_is_called() {
         let above = tempfile::tempdir().unwrap();
-        // No process has the largest id that there is.
-        let dead = above.path().join(format!("{PREFIX}{}-x", u32::MAX));
-        let alive = above.path().join(format!("{PREFIX}{}-x", std::process::id()));
-        let other = above.path().join("other");
-        for folder in [&dead, &alive, &other] {
+        let (dead, lock) = make(above.path()).unwrap();
+        drop(lock);
+        // As of a node in another container, with the number of no process of this one.
+        let alive = above.path().join(format!("{PREFIX}{}-x", u32::MAX));
+        let (unlocked, other) = (above.path().join(format!("{PREFIX}1-x")), above.path().join("other"));
+        for folder in [&alive, &unlocked, &other] {
             fs::create_dir(folder).unwrap();
             fs::write(folder.join("file"), "x").unwrap();
         }
+        let held = File::create_new(alive.join(LOCK)).unwrap();
+        held.lock().unwrap();
         remove_leftovers(above.path());
-        assert!(!dead.exists() && alive.exists() && other.exists());
+        assert!(!dead.exists() && alive.join("file").exists() && unlocked.exists() && other.exists());
+        drop(held);
+        remove_leftovers(above.path());
+        assert!(!alive.exists(), "its node has ended");
+    }
+
+    #[test]
+    fn the_folder_of_a_node_stays_while_others_start() {
+        let above = tempfile::tempdir().unwrap();
+        let (folder, lock) = make(above.path()).unwrap();
+        remove_leftovers(above.path());
+        assert!(folder.exists());
+        drop(lock);
     }
 }

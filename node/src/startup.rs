@@ -148,7 +148,7 @@ async fn bind(address: SocketAddr, setting: &str) -> Result<TcpListener, CliErro
             }
             _ => format!("listen on {address} ({setting}): {error}"),
         };
-        CliError::Other(text)
+        CliError::Usage(text)
     })
 }
 
@@ -156,7 +156,7 @@ fn bind_unix(path: &Path) -> Result<UnixDoor, CliError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     UnixDoor::bind(path).map_err(|error| {
         let what = format!("listen on {} (node.listen.unix)", path.display());
-        CliError::Other(if folder.exists() {
+        CliError::Usage(if folder.exists() {
             format!("{what}: {error}")
         } else {
             let folder = folder.display();

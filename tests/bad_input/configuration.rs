@@ -83,9 +83,13 @@ async fn a_port_in_use_is_named_with_its_setting() {
         let ran = run_cli(["init", "--name", "test", "--dir", home]).await;
         assert_eq!(ran.code, 0, "{ran:?}");
         let ran = run_cli(["node", "-c", &config]).await;
-        assert_ne!(ran.code, 0, "{ran:?}");
+        assert_eq!(ran.code, 2, "{ran:?}");
         assert!(ran.stderr.contains(&port.to_string()), "it names the port: {ran:?}");
         assert!(ran.stderr.contains(setting), "it names the setting: {ran:?}");
+        let unix = format!("node.listen.unix={home}/gone/towline.sock");
+        let free = format!("{setting}=127.0.0.1:{}", free_port());
+        let ran = run_cli(["node", "-c", &config, "--set", &free, "--set", &unix]).await;
+        assert!(ran.code == 2 && ran.stderr.contains("mkdir -p"), "{ran:?}");
     }
 }
 

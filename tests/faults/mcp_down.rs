@@ -48,3 +48,25 @@ async fn a_task_goes_to_a_node_whose_server_is_up_and_to_the_other_when_its_serv
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_right_after_the_start_has_the_tools_of_a_server_that_takes_long_to_come_up() {
+    let model = FakeModel::start(|chat| match chat.results.len() {
+        0 => Answer::new().call("srv__echo", &json!({ "text": "hello" })),
+        _ => Answer::say(chat.results.join("\n")),
+    })
+    .await;
+    let calls = tempfile::tempdir().unwrap().keep().join("calls");
+    // Longer than one that refuses is waited for.
+    let command = format!("sleep 7; exec {:?} {calls:?}", scripted_mcp());
+    let mesh = model.config()
+        + &format!(
+            "mcp:\n  servers:\n    - {{ name: srv, command: [sh, -c, {}] }}\nagents:\n  - {{ name: caller, description: Calls., instruction: Call., tools: [\"srv.*\"] }}\n",
+            json!(command)
+        );
+    let cluster = Cluster::start(Plan::one(mesh)).await;
+    cluster.nodes[0].agent("caller").send(text_message("m-1", "call it")).await.unwrap();
+    let chats = model.chats();
+    assert!(chats[0].tools.contains(&"srv__echo".to_owned()), "{:?}", chats[0].tools);
+    assert!(chats[1].results[0].contains("hello"), "{:?}", chats[1].results);
+}

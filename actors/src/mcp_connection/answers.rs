@@ -16,6 +16,7 @@ use sse_stream::SseStream;
 use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 use super::{
+    causes,
     credentials::{Sender, UNAUTHORIZED},
     socket::Seen,
     spool::Spool,
@@ -90,7 +91,7 @@ pub(super) async fn post(
     let body = body.unwrap_or_else(|| spool.too_large(&id_of(message)).into_bytes());
     match serde_json::from_slice(&body) {
         Ok(answer) => Ok(StreamableHttpPostResponse::Json(answer, session)),
-        Err(error) => Err(unexpected(format!("the answer is no JSON-RPC: {error}"))),
+        Err(error) => Err(unexpected(format!("the answer is no JSON-RPC: {}", causes::of_json(&error)))),
     }
 }
 

@@ -107,7 +107,7 @@ pub(super) async fn ask(
 ) -> Result<Value, String> {
     let Some(Asks(asks)) = &config.asks else { return Err("nobody is there to be asked".to_owned()) };
     if underway.is_doubtful(origin) {
-        tracing::warn!(server = config.name, why = DOUBTFUL, "a question of an MCP server is not asked");
+        underway.not_asked().note(&config.name, DOUBTFUL);
         return Err(format!("nobody is asked this: {DOUBTFUL}"));
     }
     let (_asking, caller) = underway.holds(origin).map_or((None, None), |(asking, caller)| (Some(asking), caller));

@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 use std::{
     borrow::Cow,
     collections::BTreeMap,
-    error::Error,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -25,7 +24,7 @@ use towline_core::{Blob, Content, Metadata, Part, limits::MAX_PARTS};
 
 use super::{
     CallError, CallRequest, ConnectionMsg, Live, McpHandle, Phase, Published, READ_RESOURCE, ToolResult, Wanted,
-    bridged,
+    bridged, causes,
     credentials::UNAUTHORIZED,
     elicitation,
     guards::{Closed, Sign},
@@ -549,8 +548,7 @@ pub(super) fn call_error(what: &str, failure: &ServiceError) -> CallError {
         ServiceError::TransportSend(_) | ServiceError::TransportClosed => "connection_lost".into(),
         _ => "malformed_response".into(),
     };
-    let cause = failure.source().map(|cause| format!(" ({cause})")).unwrap_or_default();
-    let message = text::plain(&format!("{what}: {failure}{cause}"), MAX_ERROR_CHARS);
+    let message = text::plain(&format!("{what}: {}", causes::of_request(failure)), MAX_ERROR_CHARS);
     CallError { error_type, message, may_have_happened: false }
 }
 

@@ -39,13 +39,13 @@ pub(super) async fn ask(
 ) -> ElicitResult {
     let cancel = ElicitResult::new(ElicitationAction::Cancel);
     if underway.is_doubtful(origin) {
-        tracing::warn!(server, why = DOUBTFUL, "a question of an MCP server is not asked");
+        underway.not_asked().note(server, DOUBTFUL);
         return ElicitResult::new(ElicitationAction::Decline);
     }
     let asked = match Asked::read(server, params) {
         Ok(asked) => asked,
         Err(why) => {
-            tracing::warn!(server, why, "a question of an MCP server is not asked");
+            underway.not_asked().note(server, &why);
             return ElicitResult::new(ElicitationAction::Decline);
         }
     };

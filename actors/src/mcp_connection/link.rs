@@ -13,8 +13,8 @@ use process_wrap::tokio::{ChildWrapper, CommandWrap, KillOnDrop, ProcessGroup};
 use rmcp::{
     RoleClient,
     model::ProtocolVersion,
-    service::{ClientInitializeError, ClientLifecycleMode, ClientServiceExt, QuitReason, RunningService},
-    transport::{IntoTransport, streamable_http_client::StreamableHttpError},
+    service::{ClientInitializeError, ClientLifecycleMode, ClientServiceExt, RunningService},
+    transport::IntoTransport,
 };
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -34,7 +34,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ConnectionMsg, Live, catalogue,
+    ConnectionMsg, Live, catalogue, causes,
     client::Client,
     credentials::{Credentials, McpTls, Sender},
     legacy,
@@ -285,22 +285,12 @@ where
                 error,
                 ClientInitializeError::JsonRpcError(_) | ClientInitializeError::NoCompatibleProtocolVersion { .. }
             );
-            let reason = text::plain_line(&format!("handshake: {}", why(&error)), MAX_INSTRUCTIONS_CHARS);
+            let reason =
+                text::plain_line(&format!("handshake: {}", causes::of_handshake(&error)), MAX_INSTRUCTIONS_CHARS);
             Err(Failure { reason, refused })
         }
         Err(_) => Err(Failure::permanent(format!("handshake: no answer after {within:?}"))),
     }
-}
-
-/// The error, down to what the network or TLS said.
-fn why(error: &ClientInitializeError) -> String {
-    if let ClientInitializeError::TransportError { error: transport, .. } = error
-        && let Some(StreamableHttpError::Client(error)) =
-            transport.error.downcast_ref::<StreamableHttpError<reqwest::Error>>()
-    {
-        return socket::chain(error);
-    }
-    error.to_string()
 }
 
 /// Looks at what was agreed on, lists what there is, publishes the connection, and waits until it ends.
@@ -330,7 +320,7 @@ async fn serve(plan: &Plan, (service, era): Connected, seen: Seen) -> String {
     let mut waiting = std::pin::pin!(service.waiting());
     if let Some(keeper) = keeper {
         tokio::select! {
-            quit = &mut waiting => return quit_reason(quit),
+            quit = &mut waiting => return causes::of_end(&quit),
             () = stop.cancelled() => {}
             reason = keeper.keep() => failed = Some(reason),
         }
@@ -371,14 +361,6 @@ fn keeper_of(client: &Client, live: &Live, era: Era) -> Keeper {
         tail: client.tail.clone(),
         can_subscribe: live.capabilities.resource_subscriptions,
         is_stateless: era == Era::Discover,
-    }
-}
-
-fn quit_reason(quit: Result<QuitReason, tokio::task::JoinError>) -> String {
-    match quit {
-        Ok(QuitReason::Closed) => "the server closed the connection".into(),
-        Ok(other) => format!("the connection ended: {other:?}"),
-        Err(error) => format!("the connection broke: {error}"),
     }
 }
 

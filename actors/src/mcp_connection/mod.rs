@@ -14,10 +14,12 @@ mod answers;
 mod bridged;
 mod call;
 mod catalogue;
+mod causes;
 mod client;
 mod credentials;
 mod elicitation;
 mod events;
+mod first;
 mod forward;
 mod fuzz;
 mod guards;
@@ -25,6 +27,7 @@ mod inspect;
 mod legacy;
 mod link;
 mod login;
+mod not_asked;
 mod offers;
 mod pages;
 mod pins;
@@ -241,6 +244,8 @@ pub struct McpHandle {
     config: Arc<McpServerConfig>,
     actor: ActorRef<ConnectionMsg>,
     published: watch::Receiver<Published>,
+    /// When the actor was started.
+    begun: Instant,
     guards: Guards,
     tail: Tail,
     /// The last connection that a call has seen break, by its generation.
@@ -284,6 +289,7 @@ impl McpHandle {
             config,
             actor,
             published,
+            begun: Instant::now(),
             guards,
             tail,
             broken: Arc::default(),
@@ -448,6 +454,8 @@ impl McpHandle {
 #[derive(Clone)]
 struct Published {
     phase: Phase,
+    /// Whether a try to connect has come to its end.
+    was_tried: bool,
     tools: Arc<[ToolInfo]>,
     /// The same with those that are blocked.
     listed: Arc<[ToolInfo]>,
@@ -463,6 +471,7 @@ impl Default for Published {
     fn default() -> Self {
         Self {
             phase: Phase::Connecting,
+            was_tried: false,
             tools: Arc::from([]),
             listed: Arc::from([]),
             resources: Arc::from([]),
@@ -801,7 +810,10 @@ impl ConnectionState {
         );
         let (next_try, failures) = (self.config.reconnect.then(|| Instant::now() + wait), self.failures);
         self.tail.say(TailKind::Connection, &format!("not there: {reason}"));
-        self.publish.send_modify(|published| published.phase = Phase::Waiting { reason, next_try, failures });
+        self.publish.send_modify(|published| {
+            published.phase = Phase::Waiting { reason, next_try, failures };
+            published.was_tried = true;
+        });
         if next_try.is_some() {
             myself.send_after(wait, || ConnectionMsg::Connect);
         }

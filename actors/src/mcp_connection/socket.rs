@@ -25,6 +25,7 @@ use std::{
 
 use super::{
     answers::{self, Head},
+    causes,
     credentials::{self, McpTls, Sender},
     spool::Spool,
 };
@@ -256,7 +257,7 @@ impl Socket {
             }
             Err(StreamableHttpError::ServerDoesNotSupportSse) => self.seen.set_push(Push::None),
             Err(refusal) if stream.was_open && is_gone(refusal) => {
-                (self.suspect)(format!("the notification stream is lost: {}", chain(refusal)));
+                (self.suspect)(format!("the notification stream is lost: {}", causes::of_http(refusal)));
             }
             Err(refusal) => {
                 let push = if stream.was_open { Push::Reconnecting } else { Push::None };

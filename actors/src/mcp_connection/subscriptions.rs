@@ -31,7 +31,7 @@ use tokio::{
 };
 
 use super::{
-    McpHandle, Phase,
+    McpHandle, Phase, causes,
     socket::{Push, Seen},
     tail::{Tail, TailKind},
 };
@@ -287,7 +287,7 @@ impl Keeper {
         match tokio::time::timeout(ANSWER_TIMEOUT * 2, asking).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(ServiceError::McpError(said))) => Err(Refusal::Said(said.message.to_string())),
-            Ok(Err(error)) => Err(Refusal::Silent(error.to_string())),
+            Ok(Err(error)) => Err(Refusal::Silent(causes::of_request(&error))),
             Err(_) => Err(Refusal::Silent(format!("no answer after {:?}", ANSWER_TIMEOUT * 2))),
         }
     }

@@ -25,6 +25,7 @@ use towline_core::TaskId;
 use super::*;
 use crate::config::McpTransport;
 
+mod first;
 mod oauth;
 mod reports;
 mod secured;

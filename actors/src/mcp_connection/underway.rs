@@ -18,6 +18,7 @@ use tokio::sync::watch;
 
 use super::{
     events::{CallEvents, Question},
+    not_asked::NotAsked,
     text,
 };
 
@@ -47,7 +48,7 @@ pub(super) struct Pulse {
 
 /// The calls of one connection; cheap to clone.
 #[derive(Clone, Default)]
-pub(super) struct Underway(Arc<Mutex<Calls>>);
+pub(super) struct Underway(Arc<Mutex<Calls>>, Arc<NotAsked>);
 
 #[derive(Default)]
 struct Calls {
@@ -90,6 +91,11 @@ impl Drop for Noted {
 }
 
 impl Underway {
+    /// Questions of this connection that nobody is asked.
+    pub(super) fn not_asked(&self) -> &NotAsked {
+        &self.1
+    }
+
     /// Notes a call that was sent.
     pub(super) fn note(&self, request: RequestId, token: ProgressToken, events: CallEvents) -> Noted {
         let mut calls = self.lock();

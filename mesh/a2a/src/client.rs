@@ -4,6 +4,7 @@
 //! other side. It never sends anything twice by itself: its caller knows what a second attempt means.
 
 mod binding;
+mod counted;
 mod grpc;
 mod rest;
 mod socket;

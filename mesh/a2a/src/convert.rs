@@ -20,6 +20,7 @@ use towline_core::{
 };
 
 pub use crate::client::card_from_wire;
+pub(crate) use bounds::{AnswerKind, check_protobuf_answer};
 pub use bounds::{MAX_ANSWER_VALUES, MAX_JSON_VALUES, check_answer, check_json, check_protobuf};
 pub use protobuf::{params_of, result_to};
 pub use push::{

@@ -186,7 +186,8 @@ impl WireError {
 
     /// Push notifications, which the card does not declare.
     pub fn no_push() -> Self {
-        let message = "push notifications are not supported: the agent card does not declare them";
+        let message = "push notifications are off here, as the agent card says: `push: { enabled: true }` in the configuration of \
+                       each node turns them on";
         Self::protocol(error_code::PUSH_NOTIFICATION_NOT_SUPPORTED, message)
     }
 

@@ -68,7 +68,7 @@ const _: () = assert!(TTL.as_millis() >= GRACE.as_millis());
 const QUORUM_LEASE: Duration = Duration::from_millis(ELECTION_TIMEOUT_MAX_MS);
 /// The leader looks at its sessions this often.
 const TICK: Duration = Duration::from_millis(50);
-/// A leader that could not run for this long lets the keep-alives that wait in its sockets be read first.
+/// A leader that did not run for a while lets the keep-alives that wait in its sockets be read first.
 const STALL: Duration = Duration::from_millis(250);
 /// A node that is silent for this long is probed.
 const SILENT: Duration = Duration::from_millis(400);
@@ -115,6 +115,22 @@ pub(crate) struct LeaderSessions(Mutex<Sessions>);
 struct Sessions {
     reign: Option<Reign>,
     wake: WakeClock,
+    pace: Pace,
+}
+
+/// Knows when this process last ran. While it did not, it heard nobody, and nobody's silence counts.
+#[derive(Default)]
+struct Pace {
+    looked: Option<Duration>,
+}
+
+impl Pace {
+    /// How long this process did not run since the last look, which was to be [`TICK`] ago; nothing if it was late by less than
+    /// another one, as any timer may be.
+    fn pause(&mut self, now: Duration) -> Option<Duration> {
+        let since = now.saturating_sub(self.looked.replace(now)?);
+        (since > TICK * 2).then(|| since - TICK)
+    }
 }
 
 /// One leadership of this node.
@@ -137,6 +153,9 @@ struct Heard {
     expires_if_refused: Duration,
     refused: bool,
     probing: bool,
+    /// It was waited for at the end of its time, for what may lie in the sockets of a leader that was paused. Once, or a leader that
+    /// is always late would lose nobody.
+    waited_for: bool,
     /// Its end is proposed: it is not answered any more, whatever becomes of the proposal.
     ending: bool,
 }
@@ -144,13 +163,40 @@ struct Heard {
 impl Heard {
     fn now(boot: BootId, now: Duration) -> Self {
         let (expires, expires_if_refused) = (now + TTL, now + GRACE);
-        Self { boot, at: now, expires, expires_if_refused, refused: false, probing: false, ending: false }
+        Self {
+            boot,
+            at: now,
+            expires,
+            expires_if_refused,
+            refused: false,
+            probing: false,
+            waited_for: false,
+            ending: false,
+        }
     }
 
     fn before_election(boot: BootId, elected: Duration) -> Self {
         let expires = elected + GRACE;
         let heard = Self::now(boot, elected);
         Self { expires, expires_if_refused: expires, ..heard }
+    }
+
+    /// The leader did not run for `pause`, which ended now: that much of the silence was its own.
+    fn excuse(&mut self, pause: Duration, now: Duration) {
+        self.expires += pause;
+        self.expires_if_refused += pause;
+        let end = if self.refused { self.expires_if_refused } else { self.expires };
+        if !self.waited_for && end < now + STALL {
+            self.waited_for = true;
+            self.expires = self.expires.max(now + STALL);
+            self.expires_if_refused = self.expires_if_refused.max(now + STALL);
+        }
+    }
+
+    /// The node has spoken, and this leader could not answer it: it lives, and its time has not begun anew.
+    fn spoke(&mut self, now: Duration) {
+        self.expires = self.expires.max(now + GRACE);
+        self.expires_if_refused = self.expires_if_refused.max(now + GRACE);
     }
 
     fn over(&self, now: Duration) -> bool {
@@ -199,6 +245,9 @@ impl LeaderSessions {
             return KeepAlive::Unsure;
         }
         if !has_quorum_lease(leadership, leader.last_quorum_acked(), awake_since) {
+            if let Some(heard) = reign.nodes.get_mut(&node).filter(|heard| heard.boot == boot && !heard.ending) {
+                heard.spoke(boot_clock());
+            }
             return KeepAlive::Unsure;
         }
         let up = leadership.view().read(|state| is_up(state, node, boot));
@@ -248,9 +297,16 @@ impl LeaderSessions {
         reign.nodes = up.into_iter().map(|(node, boot)| (node, Heard::before_election(boot, since))).collect();
     }
 
+    /// Looks whether this process was paused. Called each [`TICK`], whatever else the leader waits for.
+    fn look_at_pace(&self) {
+        self.lock().excuse_for_pause(boot_clock());
+    }
+
     /// Compares the sessions with the state, and takes out those that have ended.
-    fn expire(&self, view: &StateView, stalled: bool) -> Tick {
+    fn expire(&self, view: &StateView) -> Tick {
         let mut sessions = self.lock();
+        // The timers of a process that was paused fire in any order.
+        sessions.excuse_for_pause(boot_clock());
         let Some(reign) = sessions.reign.as_mut().filter(|reign| reign.ready && !reign.handing_over) else {
             return Tick::default();
         };
@@ -260,10 +316,6 @@ impl LeaderSessions {
         let mut tick = Tick::default();
         for (node, boot) in up {
             let heard = reign.nodes.entry(node).or_insert_with(|| Heard::now(boot, now));
-            if stalled {
-                heard.expires = heard.expires.max(now + STALL);
-                heard.expires_if_refused = heard.expires_if_refused.max(now + STALL);
-            }
             if heard.over(now) {
                 if !std::mem::replace(&mut heard.ending, true) {
                     tracing::warn!(%node, "session ended without a word");
@@ -300,6 +352,19 @@ impl LeaderSessions {
     }
 }
 
+impl Sessions {
+    fn excuse_for_pause(&mut self, now: Duration) {
+        let Some(pause) = self.pace.pause(now) else { return };
+        let Some(reign) = &mut self.reign else { return };
+        tracing::debug!(
+            pause_ms = pause.as_millis() as u64,
+            nodes = reign.nodes.len(),
+            "this leader did not run: sessions last longer by that"
+        );
+        reign.nodes.values_mut().filter(|heard| !heard.ending).for_each(|heard| heard.excuse(pause, now));
+    }
+}
+
 #[derive(Default)]
 struct Tick {
     lost: Vec<(NodeId, BootId)>,
@@ -326,19 +391,29 @@ fn has_quorum_lease(leadership: &Leadership, acked: Option<RaftInstant>, awake_s
 
 /// The duties of the leader, as long as this node is it: ends sessions, assigns what waits, sweeps what is old.
 pub(crate) async fn lead(cluster: ClusterHandle) {
+    futures::future::join(keep_pace(&cluster), do_duties(&cluster)).await;
+}
+
+/// Looks whether this process runs, also while a duty waits for its commit.
+async fn keep_pace(cluster: &ClusterHandle) {
+    loop {
+        cluster.leader_sessions().look_at_pace();
+        tokio::time::sleep(TICK).await;
+    }
+}
+
+async fn do_duties(cluster: &ClusterHandle) {
     let mut done = Done { swept: Instant::now(), relieved: None };
     loop {
-        let before = boot_clock();
         tokio::time::sleep(TICK).await;
-        let stalled = boot_clock().saturating_sub(before) > TICK + STALL;
         let leader = cluster.leadership().leads();
         if cluster.leader_sessions().observe(leader) {
             let Some(leader) = leader else { continue };
-            catch_up(&cluster, leader).await;
+            catch_up(cluster, leader).await;
         }
         if let Some(leader) = leader {
-            end_sessions(&cluster, stalled).await;
-            housekeeping(&cluster, leader, &mut done).await;
+            end_sessions(cluster).await;
+            housekeeping(cluster, leader, &mut done).await;
         }
     }
 }
@@ -356,8 +431,8 @@ async fn catch_up(cluster: &ClusterHandle, leader: RaftLeaderId) {
     }
 }
 
-async fn end_sessions(cluster: &ClusterHandle, stalled: bool) {
-    let tick = cluster.leader_sessions().expire(cluster.leadership().view(), stalled);
+async fn end_sessions(cluster: &ClusterHandle) {
+    let tick = cluster.leader_sessions().expire(cluster.leadership().view());
     for (node, boot) in tick.silent {
         if node == cluster.node_id() {
             continue;
@@ -746,6 +821,92 @@ mod tests {
         let heard = Heard { refused: true, ..Heard::now(boot(), Duration::from_secs(10)) };
         assert!(!heard.over(Duration::from_secs(10) + SELF_STOP + MARGIN - MS));
         assert!(heard.over(Duration::from_secs(10) + SELF_STOP + MARGIN));
+    }
+
+    fn leads(nodes: impl IntoIterator<Item = (NodeId, Heard)>) -> Sessions {
+        let leader = RaftLeaderId { term: 1, node_id: 1 };
+        let nodes = nodes.into_iter().collect();
+        let reign = Reign { leader, since: Duration::ZERO, ready: true, handing_over: false, nodes };
+        Sessions { reign: Some(reign), ..Sessions::default() }
+    }
+
+    fn over(sessions: &Sessions, now: Duration) -> bool {
+        sessions.reign.as_ref().unwrap().nodes[&NodeId(2)].over(now)
+    }
+
+    #[test]
+    fn what_a_leader_was_paused_is_not_counted_as_the_silence_of_others() {
+        let begun = Duration::from_secs(10);
+        for refused in [false, true] {
+            let mut sessions = leads([(NodeId(2), Heard { refused, ..Heard::now(boot(), begun) })]);
+            let (mut now, mut ran) = (begun, Duration::ZERO);
+            sessions.excuse_for_pause(now);
+            // As on a machine with far too much to do: it runs for a moment each half a second.
+            let pause = Duration::from_millis(500);
+            while ran < GRACE - TICK * 2 {
+                now += pause;
+                sessions.excuse_for_pause(now);
+                assert!(!over(&sessions, now), "after {:?}, of which it ran for {ran:?}", now - begun);
+                ran += TICK;
+            }
+            // From here on it runs, and hears nothing.
+            let silent_since = now;
+            while !over(&sessions, now) {
+                now += TICK;
+                sessions.excuse_for_pause(now);
+            }
+            assert!(now - silent_since <= TTL, "a node that is gone is lost all the same");
+        }
+    }
+
+    #[test]
+    fn a_leader_that_comes_back_reads_what_waits_for_it_before_it_gives_anybody_up() {
+        let begun = Duration::from_secs(10);
+        let mut sessions = leads([(NodeId(2), Heard::now(boot(), begun))]);
+        sessions.excuse_for_pause(begun);
+        let almost = begun + TTL - MS;
+        let mut now = begun;
+        while now + TICK < almost {
+            now += TICK;
+            sessions.excuse_for_pause(now);
+        }
+        now += Duration::from_secs(3);
+        sessions.excuse_for_pause(now);
+        assert!(!over(&sessions, now + STALL - MS));
+        assert!(over(&sessions, now + STALL + TICK * 2));
+    }
+
+    #[test]
+    fn a_leader_that_is_always_late_loses_a_node_that_is_gone_all_the_same() {
+        for late in [TICK * 3, Duration::from_secs(1)] {
+            let begun = Duration::from_secs(10);
+            let mut sessions = leads([(NodeId(2), Heard::now(boot(), begun))]);
+            let lost_at = (0..100).find(|look| {
+                sessions.excuse_for_pause(begun + late * *look);
+                over(&sessions, begun + late * *look)
+            });
+            assert!(lost_at.is_some_and(|look| look > 20), "each look counts for a tick of silence: {lost_at:?}");
+        }
+    }
+
+    #[test]
+    fn a_leader_on_time_gives_no_time_away() {
+        let mut pace = Pace::default();
+        let at = |ticks: u32| Duration::from_secs(10) + TICK * ticks;
+        assert_eq!(pace.pause(at(0)), None, "the first look");
+        assert_eq!([1, 2, 4].map(|ticks| pace.pause(at(ticks))), [None; 3], "as late as timers are");
+        assert_eq!(pace.pause(at(14)), Some(TICK * 9));
+    }
+
+    #[test]
+    fn a_node_that_speaks_to_a_leader_without_a_quorum_is_not_given_up() {
+        let begun = Duration::from_secs(10);
+        let mut heard = Heard::now(boot(), begun);
+        heard.spoke(begun + TTL - MS);
+        assert!(!heard.over(begun + TTL));
+        assert!(heard.over(begun + TTL - MS + GRACE));
+        heard.spoke(begun);
+        assert_eq!(heard.expires, begun + TTL - MS + GRACE, "a late word shortens nothing");
     }
 
     #[test]

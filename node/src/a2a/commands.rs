@@ -117,7 +117,7 @@ const fn delete(path: &'static str) -> Way {
 }
 
 /// All commands, by name.
-pub(crate) static OPERATIONS: [Operation; 39] = [
+pub(crate) static OPERATIONS: [Operation; 40] = [
     operation("agent.list", "the agents and where they are placed", get("/api/v1/agents"), &[]),
     operation(
         "auth.device.approve",
@@ -140,6 +140,7 @@ pub(crate) static OPERATIONS: [Operation; 39] = [
         &[may("name", InBody, Text), may("all", InBody, Truth)],
     ),
     operation("auth.sessions", "who is signed in", get("/api/v1/auth/sessions"), &[]),
+    operation("auth.whoami", "who asks, and what that one may", get("/api/v1/auth/whoami"), &[]),
     operation(
         "cluster.demote",
         "makes a voter a learner",
@@ -556,7 +557,10 @@ mod tests {
 
     fn caller(role: PrincipalRole) -> Caller {
         let principal = Principal::Named { id: "user:ada".parse().unwrap(), role };
-        Caller::new(principal, Standing { permits: Permits::of(role, &[]), ..Standing::unlimited() })
+        Caller::new(
+            principal,
+            Standing { permits: Permits::of(role, &[]), ..Standing::unlimited(crate::auth::KnownBy::Bearer) },
+        )
     }
 
     fn refused(envelope: Value, role: PrincipalRole) -> WireError {
@@ -667,6 +671,9 @@ mod tests {
         };
         let names: Vec<&str> =
             help["commands"].as_array().unwrap().iter().map(|one| one["op"].as_str().unwrap()).collect();
-        assert_eq!(names, ["events.read", "push.list", "task.cancel", "task.get", "task.list", "task.trace"]);
+        assert_eq!(
+            names,
+            ["auth.whoami", "events.read", "push.list", "task.cancel", "task.get", "task.list", "task.trace"]
+        );
     }
 }

@@ -15,7 +15,7 @@ use towline_cluster::NotAdmitted;
 use towline_core::{NodeId, ParentLink, Principal, StepNo};
 
 use super::{Door, Shared};
-use crate::auth::{Refusal, Standing, Style};
+use crate::auth::{KnownBy, Refusal, Standing, Style};
 
 /// The full principal for which a node of this cluster asks, as JSON.
 const ON_BEHALF_OF: &str = "towline-on-behalf-of";
@@ -181,7 +181,13 @@ fn peer(headers: &HeaderMap, node: NodeId) -> Result<Caller, Refused> {
         (None, Some(_)) => return Err(Refused::Header { header: PARENT_TASK }),
     };
     let hop = parsed(headers, HOP)?.unwrap_or(0);
-    Ok(Caller { principal, parent, hop, deadline_ms: parsed(headers, DEADLINE_MS)?, standing: Standing::unlimited() })
+    Ok(Caller {
+        principal,
+        parent,
+        hop,
+        deadline_ms: parsed(headers, DEADLINE_MS)?,
+        standing: Standing::unlimited(KnownBy::Mesh),
+    })
 }
 
 fn text<'a>(headers: &'a HeaderMap, header: &'static str) -> Result<Option<&'a str>, Refused> {

@@ -101,18 +101,22 @@ async fn add(
     body: Result<Json<PeerRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let Json(request) = body.map_err(|error| invalid(error.body_text()))?;
+    let name = request.name.clone();
+    Ok(audit::about(made_known(&api, request).await, name))
+}
+
+async fn made_known(api: &Api, request: PeerRequest) -> Result<Response, ApiError> {
     let wants_to_join = request.join;
     let mut peer = read(request).map_err(invalid)?;
-    check_agents(&api, &peer).await?;
+    check_agents(api, &peer).await?;
     // Its terms are read before anything is kept.
     let mark = api.cluster.local(|state| state.mesh_mark());
     let card = card(&peer, &mark).await.map_err(|why| ApiError::new(StatusCode::BAD_GATEWAY, "peer_unusable", why))?;
     peer.joined = wants_to_join.then(|| joined(&card));
-    let (shown, name) = (view(&peer), peer.name.to_string());
+    let shown = view(&peer);
     let proposal = Proposal { by: Principal::Operator, command: Command::AddPeer(Box::new(peer)) };
     api.cluster.propose(proposal, None).await?;
-    let answer = (StatusCode::CREATED, Json(json!({ "peer": shown, "card": card.raw }))).into_response();
-    Ok(audit::about(answer, name))
+    Ok((StatusCode::CREATED, Json(json!({ "peer": shown, "card": card.raw }))).into_response())
 }
 
 async fn remove(State(api): State<Arc<Api>>, Path(name): Path<String>) -> Result<Response, ApiError> {

@@ -116,12 +116,17 @@ async fn approve(
     body: Result<Json<ApproveRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let Json(request) = body.map_err(|error| invalid(error.body_text()))?;
+    let name = request.name.clone();
+    Ok(audit::about(approved(&api, &code, &request).await, name))
+}
+
+async fn approved(api: &Api, code: &str, request: &ApproveRequest) -> Result<Response, ApiError> {
     let settings = api.sign_ins.settings();
     if !settings.enabled {
         let message = "nobody signs in at this node: set auth.device_grant.enabled to true".to_owned();
         return Err(ApiError::new(StatusCode::CONFLICT, "off", message));
     }
-    let code = user_code(&code)?;
+    let code = user_code(code)?;
     let name = person(&request.name)?;
     let role = request.role.unwrap_or(PrincipalRole::User);
     if role == PrincipalRole::Operator && !settings.allow_operator {
@@ -130,7 +135,7 @@ async fn approve(
     }
     let ttl_ms = u64::try_from(settings.session_ttl.as_millis()).unwrap_or(u64::MAX);
     let approve = Approve { code: code.clone(), name: name.clone(), role, ttl_ms };
-    change(&api, SignIn::Approve(approve)).await?;
+    change(api, SignIn::Approve(approve)).await?;
     let at = now(&api.cluster);
     let before = api.cluster.local(|state| {
         let decision = state.device_request(&code, at)?.decision.as_ref()?;
@@ -138,12 +143,23 @@ async fn approve(
     });
     tracing::info!(%code, %name, %role, "a sign-in was approved");
     let answer = json!({ "approved_before": before.map(time), "code": code.to_string(), "name": name, "role": role });
-    Ok(audit::about(Json(answer).into_response(), name.to_string()))
+    Ok(Json(answer).into_response())
 }
 
 async fn deny(State(api): State<Arc<Api>>, Path(code): Path<String>) -> Result<Response, ApiError> {
     let code = user_code(&code)?;
-    change(&api, SignIn::Deny { code: code.clone() }).await?;
+    let at = now(&api.cluster);
+    let asks = api.cluster.local(|state| state.device_request(&code, at).map(|request| request.client.clone()));
+    let answer = denied(&api, code).await;
+    // Who is turned away has no name yet, but for what its client calls itself.
+    Ok(match asks {
+        Some(client) => audit::about(answer, client),
+        None => answer.into_response(),
+    })
+}
+
+async fn denied(api: &Api, code: UserCode) -> Result<Response, ApiError> {
+    change(api, SignIn::Deny { code: code.clone() }).await?;
     tracing::info!(%code, "a sign-in was denied");
     Ok(Json(json!({ "code": code.to_string(), "denied": true })).into_response())
 }
@@ -202,15 +218,19 @@ async fn revoke_many(
 ) -> Result<Response, ApiError> {
     let Json(request) = body.map_err(|error| invalid(error.body_text()))?;
     let whose = request.name.clone().unwrap_or_else(|| "all".to_owned());
+    Ok(audit::about(revoked(&api, request).await, whose))
+}
+
+async fn revoked(api: &Api, request: RevokeRequest) -> Result<Response, ApiError> {
     let ended = match (request.name, request.all) {
         (Some(name), None) => {
             let name = person(&name)?;
-            revoke(&api, Revoke::Name(name.clone()), |one| one.name == name).await?
+            revoke(api, Revoke::Name(name.clone()), |one| one.name == name).await?
         }
-        (None, Some(true)) => revoke(&api, Revoke::All, |_| true).await?,
+        (None, Some(true)) => revoke(api, Revoke::All, |_| true).await?,
         _ => return Err(invalid("say whose sessions end: {\"name\": \"ada\"} or {\"all\": true}".to_owned())),
     };
-    Ok(audit::about(Json(json!({ "revoked": ended })).into_response(), whose))
+    Ok(Json(json!({ "revoked": ended })).into_response())
 }
 
 /// Ends sessions; those that there were.

@@ -21,6 +21,7 @@ use towline_core::{
 
 use super::{Api, ApiError, NodeView, invalid};
 use crate::{
+    auth::audit,
     config::triggers::{DEBOUNCE, MAX_WINDOW, POLL, milliseconds, missed, schedule},
     hooks::not_fired,
 };
@@ -163,16 +164,21 @@ async fn add(
     body: Result<Json<TriggerRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let Json(request) = body.map_err(|error| invalid(error.body_text()))?;
+    let name = request.name.clone();
+    Ok(audit::about(added(&api, request).await, name))
+}
+
+async fn added(api: &Api, request: TriggerRequest) -> Result<Response, ApiError> {
     let spec = read(request).map_err(invalid)?;
     triggers::check(&spec).map_err(invalid)?;
     not_over(&spec, SystemTime::now())?;
-    check_here(&api, &spec).await?;
+    check_here(api, &spec).await?;
     if api.cluster.local(ClusterState::level) < Level::TRIGGERS {
         let message = "not all nodes know triggers yet: upgrade them, then add it".to_owned();
         return Err(ApiError::new(StatusCode::CONFLICT, "level", message));
     }
     let name = spec.name.clone();
-    change(&api, TriggerChange::Add(spec)).await?;
+    change(api, TriggerChange::Add(spec)).await?;
     Ok((StatusCode::CREATED, Json(json!({ "added": name }))).into_response())
 }
 

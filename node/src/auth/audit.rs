@@ -2,7 +2,7 @@
 //! `audit`, with the task, agent, session, peer or node that it was about and how it came out: also if it was refused. Never what was
 //! said, asked for or answered.
 
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use towline_core::TraceContext;
 
@@ -30,9 +30,10 @@ pub(super) fn route(caller: &Caller, operation: &str, object: Option<&str>, stat
 #[derive(Debug, Clone)]
 pub(super) struct About(pub String);
 
-/// An answer to who asked about something that is not in the path.
-pub(crate) fn about(mut response: Response, object: impl Into<String>) -> Response {
-    response.extensions_mut().insert(About(object.into()));
+/// An answer, also a refusal, to who asked about something that is not in the path.
+pub(crate) fn about(answer: impl IntoResponse, object: impl AsRef<str>) -> Response {
+    let mut response = answer.into_response();
+    response.extensions_mut().insert(About(towline_a2a::shortened(object.as_ref())));
     response
 }
 
@@ -51,7 +52,7 @@ fn tell(caller: &Caller, operation: &str, object: Option<&str>, outcome: &str, t
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::{
         collections::BTreeMap,
         io::Write,
@@ -66,21 +67,21 @@ mod tests {
     use tracing_subscriber::{fmt, layer::SubscriberExt};
 
     use super::*;
-    use crate::auth::{Permits, Standing, authorize};
+    use crate::auth::{KnownBy, Permits, Standing, authorize};
 
     #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
+    pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
 
     impl Lines {
         /// Has this thread write here, as long as the guard lives.
-        fn capture(&self) -> tracing::subscriber::DefaultGuard {
+        pub(crate) fn capture(&self) -> tracing::subscriber::DefaultGuard {
             let lines = self.clone();
             let layer = fmt::layer().json().with_writer(move || lines.clone());
             tracing::subscriber::set_default(tracing_subscriber::registry().with(layer))
         }
 
         /// The fields of the lines of the audit, without the name of the event.
-        fn read(&self) -> Vec<Value> {
+        pub(crate) fn read(&self) -> Vec<Value> {
             let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
             let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
             lines.filter(|line| line["target"] == TARGET).map(|line| line["fields"].clone()).collect()
@@ -103,7 +104,13 @@ mod tests {
         let session = Some("ds_1".into());
         Caller::new(
             principal,
-            Standing { permits: Permits::of(role, &[]), session, labels: Arc::new(labels), until: None },
+            Standing {
+                permits: Permits::of(role, &[]),
+                known_by: KnownBy::Session,
+                session,
+                labels: Arc::new(labels),
+                until: None,
+            },
         )
     }
 

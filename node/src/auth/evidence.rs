@@ -22,7 +22,7 @@ use http::{Extensions, HeaderMap, header};
 use towline_core::{Labels, Principal};
 
 use super::{
-    Auth, Standing,
+    Auth, KnownBy, Standing,
     certificate::ClientCertificate,
     jwt,
     keys::NotVerified,
@@ -51,7 +51,7 @@ impl Auth {
     /// Why that is nobody.
     pub(crate) async fn identify(&self, headers: &HeaderMap, extensions: &Extensions) -> Result<Caller, Refusal> {
         if extensions.get::<KernelVouches>().is_some() {
-            return Ok(operator());
+            return Ok(operator(KnownBy::Socket));
         }
         let peer = extensions.get().map(|PeerAddress(address)| *address);
         if let Some(bearer) = bearer_of(headers) {
@@ -62,8 +62,10 @@ impl Auth {
         }
         if let Some(ClientCertificate(facts)) = extensions.get() {
             if self.rules.is_empty() {
-                let standing =
-                    Standing { until: Some(facts.ends.saturating_sub(TOLD_BEFORE)), ..Standing::unlimited() };
+                let standing = Standing {
+                    until: Some(facts.ends.saturating_sub(TOLD_BEFORE)),
+                    ..Standing::unlimited(KnownBy::Certificate)
+                };
                 return Ok(Caller::new(Principal::Operator, standing));
             }
             let rule = self.rules.iter().find(|rule| rule.takes_certificate(facts));
@@ -78,7 +80,7 @@ impl Auth {
             return Err(Refusal::Nobody);
         }
         match principal::local_operator(headers, peer, &self.public_url) {
-            Ok(()) => Ok(operator()),
+            Ok(()) => Ok(operator(KnownBy::Local)),
             Err(Refused::Host { host }) => Err(Refusal::Host { host }),
             Err(
                 Refused::NotLoopback
@@ -99,7 +101,8 @@ impl Auth {
             Known::Session { principal, id } => {
                 let permits = principal.role().map_or(Permits::NONE, |role| Permits::of(role, &[]));
                 let labels = self.labels_of(&principal);
-                let standing = Standing { permits, session: Some(id.into()), labels, until: None };
+                let (known_by, session) = (KnownBy::Session, Some(id.into()));
+                let standing = Standing { permits, known_by, session, labels, until: None };
                 return Ok(Some(Caller::new(principal, standing)));
             }
             Known::Foreign if !self.checks_bearers() => return Ok(None),
@@ -159,8 +162,8 @@ pub(crate) fn bearer_of(headers: &HeaderMap) -> Option<&[u8]> {
     is_bearer.then(|| rest.trim_ascii())
 }
 
-fn operator() -> Caller {
-    Caller::new(Principal::Operator, Standing::unlimited())
+fn operator(known_by: KnownBy) -> Caller {
+    Caller::new(Principal::Operator, Standing::unlimited(known_by))
 }
 
 fn of_rule(rule: &Rule) -> Option<Caller> {
@@ -168,5 +171,11 @@ fn of_rule(rule: &Rule) -> Option<Caller> {
 }
 
 fn standing(rule: &Rule) -> Standing {
-    Standing { permits: rule.permits, session: None, labels: Arc::clone(&rule.labels), until: None }
+    let known_by = match rule.evidence {
+        Evidence::Bearer(_) => KnownBy::Bearer,
+        Evidence::Certificate(_) => KnownBy::Certificate,
+        Evidence::Jwt(_) => KnownBy::Token,
+        Evidence::Any => KnownBy::Anybody,
+    };
+    Standing { permits: rule.permits, known_by, session: None, labels: Arc::clone(&rule.labels), until: None }
 }

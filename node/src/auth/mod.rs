@@ -39,6 +39,7 @@ use axum::{
     middleware::Next,
     response::Response,
 };
+use serde::{Deserialize, Serialize};
 
 use towline_core::{Principal, PrincipalRole};
 
@@ -121,11 +122,35 @@ pub struct Auth {
 /// Who was refused, and why.
 type Told = (Option<Source>, std::mem::Discriminant<Refusal>);
 
+/// By what a caller is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KnownBy {
+    /// The kernel, which says who is at the other end of a Unix socket.
+    Socket,
+    /// The token of a session.
+    Session,
+    /// A bearer of a rule.
+    Bearer,
+    /// A signed token.
+    Token,
+    /// A client certificate.
+    Certificate,
+    /// Nothing, by a rule for anybody.
+    Anybody,
+    /// Nothing, from this machine.
+    Local,
+    /// A node of the cluster says it.
+    Mesh,
+}
+
 /// What a caller may do, beside who it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Standing {
     /// What it may ask.
     pub permits: Permits,
+    /// By what it is known.
+    pub known_by: KnownBy,
     /// The session by which it is known.
     pub session: Option<Arc<str>>,
     /// What the operator says of it.
@@ -136,8 +161,8 @@ pub(crate) struct Standing {
 
 impl Standing {
     /// That of the operator, and of the mesh itself.
-    pub fn unlimited() -> Self {
-        Self { permits: Permits::All, session: None, labels: Arc::default(), until: None }
+    pub fn unlimited(known_by: KnownBy) -> Self {
+        Self { permits: Permits::All, known_by, session: None, labels: Arc::default(), until: None }
     }
 }
 
@@ -285,6 +310,15 @@ pub(crate) async fn gate(State(auth): State<Arc<Auth>>, mut request: Request, ne
         Some(origin) => browser::shown_to(origin, response),
         None => response,
     }
+}
+
+/// Lets a request through that has reached this node under a name of its own, whoever asks.
+pub(crate) async fn named(State(auth): State<Arc<Auth>>, request: Request, next: Next) -> Response {
+    if let Err(refusal) = auth.check_host(&request) {
+        auth.tell(&refusal, &request);
+        return refusal.answer(Style::Api);
+    }
+    next.run(request).await
 }
 
 /// The operation of every request over MCP, most of which read.

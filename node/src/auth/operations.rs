@@ -49,7 +49,7 @@ const fn operation(name: &'static str, floor: Floor, ways: &'static [Way]) -> Op
 }
 
 /// All operations.
-pub(crate) static OPERATIONS: [Operation; 45] = [
+pub(crate) static OPERATIONS: [Operation; 46] = [
     operation("message.send", Everybody, &[Method(a2a::methods::SEND_MESSAGE)]),
     operation("message.stream", Everybody, &[Method(a2a::methods::SEND_STREAMING_MESSAGE)]),
     operation("task.get", Everybody, &[Method(a2a::methods::GET_TASK)]),
@@ -136,6 +136,7 @@ pub(crate) static OPERATIONS: [Operation; 45] = [
             Route("POST", "/mcp/messages"),
         ],
     ),
+    operation("auth.whoami", Everybody, &[Route("GET", "/api/v1/auth/whoami")]),
     operation("mcp.accept", OperatorOnly, &[Route("POST", "/api/v1/mcp/{server}/accept")]),
     operation(
         "mcp.login",

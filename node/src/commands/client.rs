@@ -5,8 +5,10 @@ use std::{
     time::Duration,
 };
 
+use futures::{StreamExt as _, stream::FuturesUnordered};
 use reqwest::Url;
 use serde_json::Value;
+use tokio::time::Instant;
 use towline_a2a::{A2aClient, ClientError, SocketUrl};
 
 use super::contexts::Contexts;
@@ -27,8 +29,16 @@ const IS_IT_RUNNING: &str = "is a node running there? start one with `towline de
 /// What to do where a node wants to know who asks.
 const SHOW_A_TOKEN: &str =
     "sign in with `towline auth login`, or show a token with --token-file FILE or TOWLINE_ACCESS_TOKEN";
+/// How a node says that, to clients of any kind.
+const SIGN_IN_AGAIN: &str = "; sign in again";
 /// How TLS says that it does not take the certificate of the other side.
 const NOT_TRUSTED: &str = "invalid peer certificate";
+/// How TLS says that the certificate is for others, and for whom.
+const OTHER_NAME: &str = "not valid for name";
+const NAMES_ARE: &str = "is only valid for ";
+/// How TLS says that a certificate is an authority's, and that it is over.
+const OF_AUTHORITY: &str = "CaUsedAsEndEntity";
+const ENDED: &str = "certificate expired";
 /// How it is said that a name has no address.
 const NO_SUCH_HOST: [&str; 2] = ["dns error", "failed to lookup address"];
 /// How TLS says that the other side speaks something else.
@@ -37,6 +47,8 @@ const NO_TLS: [&str; 2] = ["received corrupt message", "InvalidContentType"];
 const NO_HTTP: [&str; 1] = ["invalid HTTP"];
 /// How long one of several nodes may take to say that it lives; one that takes longer is asked behind the others.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How much longer than the first that answers others may take: nodes that are well are about as far away.
+const A_MOMENT: Duration = Duration::from_millis(250);
 /// What answers at once on a node that runs.
 const PROBE: &str = "/livez";
 
@@ -88,8 +100,45 @@ impl Server {
         }
     }
 
+    async fn probed(&self) -> Probed {
+        match self.http.get(format!("{}{PROBE}", self.base)).timeout(PROBE_TIMEOUT).send().await {
+            Ok(_) => Probed::Lives,
+            Err(error) if error.is_timeout() => Probed::Silent,
+            Err(_) => Probed::Fails,
+        }
+    }
+
     fn a2a(&self, path: &str) -> A2aClient {
         signed_in(A2aClient::new(self.http.clone(), format!("{}{path}", self.base)), self.token.as_deref())
+    }
+}
+
+/// What came of asking a node whether it lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Probed {
+    Lives,
+    /// At once: it costs no time to ask it again.
+    Fails,
+    Silent,
+}
+
+/// Which of some nodes have said nothing by the time that the first of them lives, and a moment more.
+async fn silent(asked: impl Iterator<Item = impl Future<Output = Probed>>) -> Vec<bool> {
+    let mut asked: FuturesUnordered<_> =
+        asked.enumerate().map(|(place, probed)| async move { (place, probed.await) }).collect();
+    let mut silent = vec![true; asked.len()];
+    let mut until = None;
+    loop {
+        let next = asked.next();
+        let answered = match until {
+            Some(until) => tokio::time::timeout_at(until, next).await.ok().flatten(),
+            None => next.await,
+        };
+        let Some((place, probed)) = answered else { return silent };
+        silent[place] = probed == Probed::Silent;
+        if probed == Probed::Lives && until.is_none() {
+            until = Some(Instant::now() + A_MOMENT);
+        }
     }
 }
 
@@ -129,17 +178,14 @@ impl Client {
         Ok(Self { servers: servers?, contexts, elsewhere, ca_file })
     }
 
-    /// Has the nodes that hang – they take a connection, and say nothing on it – asked behind those that live. One that is named
-    /// alone is asked in any case.
+    /// Has the nodes that hang or are gone without a word asked behind those that live. The first one to answer settles it: those
+    /// that are named before it have a moment more. One that is named alone is asked in any case.
     pub(crate) async fn passing_over_who_hangs(mut self) -> Self {
         if self.servers.len() > 1 {
-            let hangs = futures::future::join_all(self.servers.iter().map(|server| async {
-                let asked = server.http.get(format!("{}{PROBE}", server.base)).timeout(PROBE_TIMEOUT).send().await;
-                asked.is_err_and(|error| error.is_timeout())
-            }));
-            let mut hangs = hangs.await.into_iter();
+            let silent = silent(self.servers.iter().map(Server::probed)).await;
+            let mut places = silent.into_iter();
             let (late, living): (Vec<_>, Vec<_>) =
-                self.servers.drain(..).partition(|_| hangs.next().unwrap_or_default());
+                self.servers.drain(..).partition(|_| places.next().unwrap_or_default());
             self.servers = living.into_iter().chain(late).collect();
         }
         self
@@ -344,11 +390,20 @@ fn refused(server: &str, status: u16, answer: Option<&Value>) -> CliError {
     let text = said.map_or_else(|| format!("{server} answers HTTP {status}"), str::to_owned);
     match status {
         400 => CliError::Usage(text),
-        401 => CliError::Auth(format!("{text}; {SHOW_A_TOKEN}")),
+        401 => CliError::Auth(with_the_way_in(&text)),
         403 => CliError::Auth(text),
         503 => CliError::Unavailable(text),
         _ => CliError::Other(text),
     }
+}
+
+/// A refusal of somebody who is not known here, and once what to do about it: the node may have said so already.
+fn with_the_way_in(text: &str) -> String {
+    if text.contains("`towline auth login`") {
+        return text.to_owned();
+    }
+    let problem = text.split_once(SIGN_IN_AGAIN).map_or(text, |(problem, _)| problem);
+    format!("{problem}; {SHOW_A_TOKEN}")
 }
 
 /// What is wrong with a connection, where more can be said than that nobody answers.
@@ -357,10 +412,22 @@ fn diagnosed(server: &str, error: &dyn std::error::Error) -> Option<CliError> {
     let says = |words: &[&str]| words.iter().any(|word| chain.contains(word));
     let what = if let Some((_, problem)) = chain.rsplit_once(NOT_TRUSTED) {
         let problem = problem.trim_start_matches([':', ' ']);
-        format!(
-            "its certificate is not trusted ({problem}): name the PEM file of the authority that has signed it with --ca-file \
-             FILE, if that is one that this machine does not know"
-        )
+        if let Some(names) = names_of_certificate(problem) {
+            format!(
+                "its certificate is good, and made for {names}: write --server with a name of these, or have the certificate made \
+                 for this one as well (node.tls.certificate)"
+            )
+        } else if problem.contains(OF_AUTHORITY) {
+            "its certificate is that of an authority itself: give the node one that this has signed (node.tls.certificate)"
+                .to_owned()
+        } else if problem.contains(ENDED) {
+            format!("its certificate has ended ({problem}): give the node a new one (node.tls.certificate)")
+        } else {
+            format!(
+                "its certificate is not trusted ({problem}): name the PEM file of the authority that has signed it with \
+                 --ca-file FILE, if that is one that this machine does not know"
+            )
+        }
     } else if let Some(path) = server.strip_prefix(UNIX) {
         let cause = chain.rsplit(": ").next().unwrap_or_default();
         format!(
@@ -377,6 +444,18 @@ fn diagnosed(server: &str, error: &dyn std::error::Error) -> Option<CliError> {
         return None;
     };
     Some(CliError::Unreachable(format!("connect to {server}: {what}")))
+}
+
+/// The names of a certificate that is trusted and has not the name that was dialled.
+fn names_of_certificate(problem: &str) -> Option<String> {
+    if !problem.contains(OTHER_NAME) {
+        return None;
+    }
+    let listed = problem.split_once(NAMES_ARE).map_or("", |(_, names)| names);
+    // As in: DnsName("a.example"), IpAddress(127.0.0.1) or DnsName("b.example")
+    let bare = |name: &str| name.split_once('(').map_or(name, |(_, name)| name).trim_matches(['"', ')']).to_owned();
+    let names: Vec<String> = listed.split([',', ' ']).filter(|word| !matches!(*word, "" | "or")).map(bare).collect();
+    Some(if names.is_empty() { "no name at all".to_owned() } else { names.join(", ") })
 }
 
 fn no_answer(server: &str) -> String {
@@ -504,6 +583,20 @@ mod tests {
         assert!(silent.to_string().contains("is a node running there?"), "{silent}");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_hangs_is_not_waited_for_once_another_has_answered() {
+        use Probed::{Fails, Lives, Silent};
+        let node = |after: u64, probed: Probed| async move {
+            tokio::time::sleep(Duration::from_millis(after)).await;
+            probed
+        };
+        let begun = Instant::now();
+        let nodes = [node(1, Fails), node(2_000, Silent), node(600, Lives), node(700, Lives), node(900, Lives)];
+        assert_eq!(silent(nodes.into_iter()).await, [false, true, false, false, true]);
+        assert_eq!(begun.elapsed(), Duration::from_millis(600) + A_MOMENT);
+        assert_eq!(silent([node(2_000, Silent), node(1, Fails)].into_iter()).await, [true, false]);
+    }
+
     #[test]
     fn a_connection_that_cannot_be_is_said_to_be_why() {
         let said = |server: &str, cause: &'static str| {
@@ -523,6 +616,44 @@ mod tests {
             assert!(code == 3 && text.contains(says) && text.contains(server), "{text}");
         }
         assert_eq!(said("http://a:7420", "connection refused"), None);
+    }
+
+    #[test]
+    fn a_certificate_for_other_names_is_said_with_its_names() {
+        let problem = |rest: &str| {
+            let text =
+                format!("invalid peer certificate: certificate not valid for name \"a.example\"; certificate {rest}");
+            diagnosed("https://a.example:7420", &std::io::Error::other(text)).unwrap().to_string()
+        };
+        let said = problem("is only valid for DnsName(\"b.example\"), DnsName(\"c.example\") or IpAddress(127.0.0.1)");
+        assert!(said.contains("made for b.example, c.example, 127.0.0.1: write --server"), "{said}");
+        assert!(!said.contains("--ca-file"), "its authority is known: {said}");
+        let said = problem("is not valid for any names (according to its subjectAltName extension)");
+        assert!(said.contains("made for no name at all"), "{said}");
+        for (problem, says) in [
+            ("Other(OtherError(CaUsedAsEndEntity))", "an authority itself: give the node one"),
+            ("certificate expired: verification time 2 (UNIX)", "has ended (certificate expired"),
+        ] {
+            let text = std::io::Error::other(format!("invalid peer certificate: {problem}"));
+            let said = diagnosed("https://a.example", &text).unwrap().to_string();
+            assert!(said.contains(says) && !said.contains("--ca-file"), "{said}");
+        }
+    }
+
+    #[test]
+    fn who_is_not_known_is_told_once_how_to_sign_in() {
+        let said = |text: &str| {
+            refused("http://x", 401, Some(&serde_json::json!({ "error": { "message": text } }))).to_string()
+        };
+        let revoked = said("this session is over or was revoked: sign in again with `towline auth login`");
+        let unknown = said("the bearer is not good here: it is unknown; sign in again, or ask the operator for one");
+        for text in [&revoked, &unknown] {
+            assert_eq!(text.matches("sign in").count(), 1, "{text}");
+            assert!(text.contains("`towline auth login`"), "{text}");
+        }
+        assert!(
+            unknown.starts_with("the bearer is not good here: it is unknown; ") && unknown.contains("--token-file")
+        );
     }
 
     #[test]

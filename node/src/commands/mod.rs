@@ -23,6 +23,7 @@ mod snapshot;
 mod sub;
 mod task;
 mod validate;
+mod whoami;
 
 use towline_core::TaskState;
 

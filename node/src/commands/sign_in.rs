@@ -10,6 +10,7 @@ use towline_core::PrincipalRole;
 use super::{
     client::Client,
     contexts::{Context, Contexts, name_of_url},
+    whoami,
 };
 use crate::{
     api::{DeviceView, SessionView},
@@ -35,6 +36,7 @@ pub(crate) async fn run(command: AuthCommand, client: &Client, output: &mut Outp
     match command {
         AuthCommand::Login(args) => login(args, client, output).await,
         AuthCommand::Logout => logout(client, output).await,
+        AuthCommand::Whoami => whoami::run(client, output).await,
         AuthCommand::Sessions => sessions(client, output).await,
         AuthCommand::Revoke(args) => revoke(args, client, output).await,
         AuthCommand::Device(command) => device(command, client, output).await,

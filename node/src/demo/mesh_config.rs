@@ -101,3 +101,27 @@ fn collector() -> String {
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
+
+#[cfg(test)]
+mod tests {
+    use regex::Regex;
+
+    use super::RULES;
+
+    #[test]
+    fn the_file_that_is_to_be_read_ends_before_the_full_stop_of_the_sentence() {
+        let rule = RULES.lines().find_map(|line| line.trim().strip_prefix("user: '(?is)\\Aread")).unwrap();
+        let pattern = Regex::new(&format!("(?is)\\Aread{}", rule.strip_suffix('\'').unwrap())).unwrap();
+        for (said, file) in [
+            ("Read README.md.", "README.md"),
+            ("Read README.md and report.", "README.md"),
+            ("read README.md!\n", "README.md"),
+            ("Read README.md", "README.md"),
+            ("Read notes. and report.", "notes."),
+            ("Read a file with blanks.txt and report.", "a file with blanks.txt"),
+        ] {
+            let found = pattern.captures(said).and_then(|groups| Some(groups.get(1)?.as_str().to_owned()));
+            assert_eq!(found.as_deref(), Some(file), "{said}");
+        }
+    }
+}

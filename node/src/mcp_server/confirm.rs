@@ -19,13 +19,17 @@ use super::{
     Ask,
     dispatch::Work,
     message::{Request, RpcError, code},
+    session,
 };
 
 /// How long a person may take.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Answers that are remembered, so that each counts once: as many as one caller can give in that time by its rate.
+/// Answers that are remembered, so that each counts once.
 const MAX_ANSWERED: usize = 65_536;
+
+/// Most of these of one principal: more than people of a desk can give in that time, and room for others beside it.
+const MAX_ANSWERED_OF_ONE: usize = 4_096;
 
 /// What a client is told that asks nobody.
 pub(super) const NOBODY: &str = "this tool requires a person's confirmation, which this client cannot give: use a client that \
@@ -88,12 +92,10 @@ pub(super) fn by_another_call(ask: &Ask, request: &Request, question: &str) -> A
     let answer = request.params.get("inputResponses").and_then(|answers| answers.get(KEY));
     let state = request.params.get("requestState").and_then(Value::as_str);
     match (answer, state) {
-        (Some(answer), Some(state)) if ask.server.seal.takes(state, &about, now()) => {
-            if said_yes(answer) {
-                Asked::Confirmed(Confirmed(()))
-            } else {
-                Asked::Not(refused(answer))
-            }
+        (Some(answer), Some(state))
+            if ask.server.seal.takes(state, &about, session::mark(&ask.caller.principal), now()) =>
+        {
+            if said_yes(answer) { Asked::Confirmed(Confirmed(())) } else { Asked::Not(refused(answer)) }
         }
         // Nothing was asked yet, or by another node, or too long ago, or about something else.
         (Some(_) | None, Some(_) | None) => {
@@ -147,8 +149,8 @@ fn now() -> u64 {
 /// this one, does not know it, and asks again.
 pub(super) struct Seal {
     key: Option<hmac::Key>,
-    /// The marks that were answered, by the unique part of each, until they are too old anyway.
-    answered: Mutex<HashMap<Uuid, u64>>,
+    /// The marks that were answered, by whose and by the unique part of each, until they are too old anyway.
+    answered: Mutex<HashMap<u64, HashMap<Uuid, u64>>>,
 }
 
 impl Seal {
@@ -168,8 +170,8 @@ impl Seal {
         format!("{until}.{}.{tag}", unique.simple())
     }
 
-    /// Whether a mark is of this question, not too old, and was not answered before. It is from now on.
-    fn takes(&self, mark: &str, about: &str, now: u64) -> bool {
+    /// Whether a mark is of this question, not too old, and was not answered before. It is from now on, for its owner.
+    fn takes(&self, mark: &str, about: &str, owner: u64, now: u64) -> bool {
         let mut pieces = mark.splitn(3, '.');
         let (Some(until), Some(unique), Some(tag), Some(key)) =
             (pieces.next(), pieces.next(), pieces.next(), &self.key)
@@ -185,10 +187,15 @@ impl Seal {
             return false;
         }
         let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
-        if answered.len() >= MAX_ANSWERED {
-            answered.retain(|_, until| *until >= now);
+        let is_full = |answered: &HashMap<u64, HashMap<Uuid, u64>>| {
+            let own = answered.get(&owner).map_or(0, HashMap::len);
+            own >= MAX_ANSWERED_OF_ONE || answered.values().map(HashMap::len).sum::<usize>() >= MAX_ANSWERED
+        };
+        if is_full(&answered) {
+            answered.values_mut().for_each(|own| own.retain(|_, until| *until >= now));
+            answered.retain(|_, own| !own.is_empty());
         }
-        answered.len() < MAX_ANSWERED && answered.insert(unique, until).is_none()
+        !is_full(&answered) && answered.entry(owner).or_default().insert(unique, until).is_none()
     }
 }
 
@@ -223,30 +230,36 @@ mod tests {
     fn a_seal_is_of_one_question_of_this_process_for_a_while_and_counts_once() {
         let (seal, at) = (Seal::new(), 1_000);
         let mark = seal.of("cancel 1", at);
-        assert!(!seal.takes(&mark, "cancel 2", at), "another question");
-        assert!(!seal.takes(&mark, "cancel 1", at + PATIENCE.as_secs() + 1), "too old");
-        assert!(!Seal::new().takes(&mark, "cancel 1", at), "another process");
+        assert!(!seal.takes(&mark, "cancel 2", 7, at), "another question");
+        assert!(!seal.takes(&mark, "cancel 1", 7, at + PATIENCE.as_secs() + 1), "too old");
+        assert!(!Seal::new().takes(&mark, "cancel 1", 7, at), "another process");
         let later = mark.replacen(|c: char| c.is_ascii_digit(), "9", 1);
         let (until, tag) = (mark.split('.').next().unwrap(), mark.rsplit('.').next().unwrap());
         let other = format!("{until}.{}.{tag}", Uuid::now_v7().simple());
         for wrong in ["", ".", "..", "1300", "1300.", "x.y.z", &later, &other, &format!("{mark}A")] {
-            assert!(!seal.takes(wrong, "cancel 1", at), "{wrong}");
+            assert!(!seal.takes(wrong, "cancel 1", 7, at), "{wrong}");
         }
-        assert!(seal.takes(&mark, "cancel 1", at + PATIENCE.as_secs()));
-        assert!(!seal.takes(&mark, "cancel 1", at), "answered already");
-        assert!(seal.takes(&seal.of("cancel 1", at), "cancel 1", at), "asked anew");
+        assert!(seal.takes(&mark, "cancel 1", 7, at + PATIENCE.as_secs()));
+        assert!(!seal.takes(&mark, "cancel 1", 7, at), "answered already");
+        assert!(seal.takes(&seal.of("cancel 1", at), "cancel 1", 7, at), "asked anew");
         let blind = || Seal { key: None, answered: Mutex::default() };
-        assert!(!blind().takes(&blind().of("cancel 1", at), "cancel 1", at), "without randomness");
+        assert!(!blind().takes(&blind().of("cancel 1", at), "cancel 1", 7, at), "without randomness");
     }
 
     #[test]
     fn answers_are_remembered_up_to_a_bound_and_forgotten_when_they_are_too_old() {
         let (seal, at) = (Seal::new(), 1_000);
-        for _ in 0..MAX_ANSWERED {
-            seal.answered.lock().unwrap().insert(Uuid::now_v7(), at);
-        }
-        assert!(!seal.takes(&seal.of("x", at), "x", at), "nothing is taken that could be taken again");
-        assert!(seal.takes(&seal.of("x", at + 1), "x", at + 1));
-        assert_eq!(seal.answered.lock().unwrap().len(), 1);
+        let fill = |owner: u64, number: usize| {
+            let mut answered = seal.answered.lock().unwrap();
+            answered.insert(owner, (0..number).map(|_| (Uuid::now_v7(), at)).collect());
+        };
+        fill(7, MAX_ANSWERED_OF_ONE);
+        assert!(!seal.takes(&seal.of("x", at), "x", 7, at), "nothing is taken that could be taken again");
+        assert!(seal.takes(&seal.of("x", at), "x", 8, at), "of others it is");
+        (10..30).for_each(|owner| fill(owner, MAX_ANSWERED_OF_ONE));
+        assert!(!seal.takes(&seal.of("x", at), "x", 9, at), "all places are taken");
+        assert!(seal.takes(&seal.of("x", at + 1), "x", 7, at + 1));
+        let left: usize = seal.answered.lock().unwrap().values().map(HashMap::len).sum();
+        assert_eq!(left, 2, "this one and the other that is not too old");
     }
 }

@@ -27,6 +27,7 @@ mod resources;
 mod revision;
 mod session;
 mod settings;
+mod shares;
 pub(crate) mod sse;
 pub(crate) mod stdio;
 mod surface;

@@ -24,9 +24,9 @@ use super::{
     logs::Level,
     message::{RpcError, code},
     revision::{Era, Speaker, WITH_SESSIONS},
+    shares::Shares,
     watch::Watched,
 };
-use crate::auth::Recent;
 
 /// Most sessions that have something in memory on one node, each of some kilobytes: as many as clients that listen.
 pub(super) const MAX_SESSIONS: usize = 4_096;
@@ -39,6 +39,9 @@ const IDLE: Duration = Duration::from_secs(300);
 
 /// Sessions that were ended here and are remembered as such.
 const MAX_ENDED: usize = 16_384;
+
+/// Most of these of one principal: what it ends pushes out nobody else's.
+const MAX_ENDED_OF_ONE: usize = 1_024;
 
 /// Most resources that one session subscribes to: all of them are named in the id of each event, which is in one header.
 pub(super) const MAX_SUBSCRIPTIONS: usize = 128;
@@ -100,7 +103,7 @@ impl fmt::Display for SessionId {
 }
 
 /// Tells owners apart; who reads an id does not learn whose it is.
-fn mark(principal: &Principal) -> u64 {
+pub(super) fn mark(principal: &Principal) -> u64 {
     let hash = ring::digest::digest(&ring::digest::SHA256, format!("{:?}", principal.owner()).as_bytes());
     hash.as_ref().iter().take(8).fold(0, |mark, byte| (mark << 8) | u64::from(*byte))
 }
@@ -108,12 +111,12 @@ fn mark(principal: &Principal) -> u64 {
 /// The sessions of this node that have something in memory.
 pub(super) struct Sessions {
     live: Mutex<HashMap<SessionId, Arc<Live>>>,
-    ended: Mutex<Recent<SessionId, ()>>,
+    ended: Mutex<Shares>,
 }
 
 impl Sessions {
     pub fn new() -> Self {
-        Self { live: Mutex::default(), ended: Mutex::new(Recent::new(MAX_ENDED)) }
+        Self { live: Mutex::default(), ended: Mutex::new(Shares::new(MAX_ENDED, MAX_ENDED_OF_ONE)) }
     }
 
     /// What this node holds of a session, made if there is nothing yet.
@@ -150,12 +153,16 @@ impl Sessions {
         if let Some(session) = self.lock().remove(id) {
             session.end();
         }
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner).get_or(id, || ());
+        self.ended().insert(id.mark, id.unique);
     }
 
     /// Whether a session was ended here.
     pub fn is_ended(&self, id: &SessionId) -> bool {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner).get(id).is_some()
+        self.ended().contains(id.mark, id.unique)
+    }
+
+    fn ended(&self) -> MutexGuard<'_, Shares> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Arc<Live>>> {
@@ -417,6 +424,10 @@ mod tests {
         sessions.end(&bob);
         assert!(sessions.is_ended(&bob) && sessions.get(&bob).is_none());
         assert!(sessions.open(&of("user:eve")).is_ok(), "the place of the one that ended");
+        for _ in 0..MAX_ENDED * 2 {
+            sessions.end(&of("user:mallory"));
+        }
+        assert!(sessions.is_ended(&bob), "whatever others end");
     }
 
     #[test]

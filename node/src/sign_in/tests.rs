@@ -19,7 +19,7 @@ use super::{launch::LAUNCH, *};
 use crate::{
     a2a::{self, A2aSettings, Door, listener},
     api::{self, Api},
-    auth::{Auth, AuthSettings, Sessions},
+    auth::{Auth, AuthSettings, Sessions, audit::tests::Lines},
 };
 
 /// A wait of a test: far above what is measured, since machines are busy.
@@ -62,6 +62,82 @@ async fn a_device_is_approved_under_a_name_and_acts_as_that_person_only() {
     assert_eq!(again.get_task(&task, None, None).await.unwrap().id, task, "who signs in again finds what is its own");
     let refused = node.with(&granted, "/api/v1/cluster").await;
     assert_eq!(refused.0, 403, "{}", refused.1);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_signed_in_is_told_who_that_is_and_until_when() {
+    const PATH: &str = "/api/v1/auth/whoami";
+    let node = Node::start(ON).await;
+    let (status, ada) = node.with(&node.signed_in("ada", "user", None).await, PATH).await;
+    assert_eq!(status, 200, "{ada}");
+    let session = node.sessions().await[0].clone();
+    assert_eq!(
+        (&ada["principal"], &ada["role"], &ada["evidence"], &ada["session"]),
+        (&json!("user:ada"), &json!("user"), &json!("session"), &session["id"])
+    );
+    let ends = |text: &Value| text.as_str().unwrap().parse::<jiff::Timestamp>().unwrap();
+    assert_eq!(ends(&ada["until"]), ends(&session["expires"]));
+    assert_eq!((&ada["grants"], &ada["cluster"], &ada["node"]["id"]), (&json!([]), &json!("test"), &json!(1)));
+    let may = ada["may"].as_array().unwrap();
+    assert!(may.contains(&json!("message.send")) && !may.contains(&json!("cluster.status")), "{ada}");
+    let operator = node.get(PATH).await.1;
+    assert_eq!((&operator["role"], &operator["evidence"]), (&json!("operator"), &json!("session")));
+    let nobody = Node::answer(node.http.get(format!("{}{PATH}", node.url))).await;
+    assert_eq!((nobody.0, &nobody.1["error"]["code"]), (401, &json!("unauthenticated")));
+    node.stop().await;
+}
+
+/// In one thread, whose audit is looked at.
+#[tokio::test]
+async fn a_decision_that_is_refused_is_audited_with_what_it_was_about() {
+    let lines = Lines::default();
+    let guard = lines.capture();
+    let node = Node::start(DeviceGrantSettings { allow_operator: false, ..ON }).await;
+    let asked = node.ask("laptop", "operator").await;
+    let trigger = json!({ "name": "nightly", "agent": "reader" });
+    let peer = json!({ "name": "legal", "urls": ["no url"] });
+    let token = json!({ "role": "worker", "ttl_ms": 0 });
+    assert_eq!(node.approve(&asked, "ada", Some("operator")).await.0, 409);
+    for (path, body) in [
+        ("/api/v1/auth/sessions/revoke", json!({ "name": "ada lovelace" })),
+        ("/api/v1/triggers", trigger),
+        ("/api/v1/peers", peer),
+        ("/api/v1/join-tokens", token),
+    ] {
+        let (status, answer) = node.post(path, &body).await;
+        assert_eq!(status, 400, "{path}: {answer}");
+    }
+    let denied = node.post(&format!("/api/v1/auth/devices/{}/deny", code(&asked)), &json!({})).await;
+    assert_eq!(denied.0, 200, "{}", denied.1);
+    node.stop().await;
+    drop(guard);
+    let told: Vec<[Value; 3]> =
+        lines.read().iter().map(|line| ["op", "object", "outcome"].map(|field| line[field].clone())).collect();
+    let expected = [
+        ["auth.device.decide", "ada", "409"],
+        ["auth.revoke", "ada lovelace", "400"],
+        ["sub.add", "nightly", "400"],
+        ["peer.add", "legal", "400"],
+        ["cluster.join-token", "worker", "400"],
+        ["auth.device.decide", "laptop", "ok"],
+    ];
+    assert_eq!(told, expected.map(|line| line.map(Value::from)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_a_foreign_name_a_loopback_listener_gives_its_public_card_and_nothing_else() {
+    let node = Node::start(ON).await;
+    let ask = async |path: &str, host: &str| {
+        let request = node.http.get(format!("{}{path}", node.url)).header("host", host).bearer_auth(&node.operator);
+        Node::answer(request).await.0
+    };
+    for path in ["/livez", "/healthz", "/api/v1/agents"] {
+        assert_eq!(ask(path, "evil.example").await, 403, "{path}");
+        assert_eq!(ask(path, "localhost").await, 200, "{path}");
+    }
+    // It is the same for every reader, and any page may read it.
+    assert_eq!(ask("/.well-known/agent-card.json", "evil.example").await, 200);
     node.stop().await;
 }
 

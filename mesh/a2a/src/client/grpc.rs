@@ -9,18 +9,21 @@ use std::{
 };
 
 use a2a::methods;
-use a2a_pb::{a2a_service_client::A2aServiceClient, protojson_conv::ProtoJsonPayload};
+use a2a_pb::protojson_conv::ProtoJsonPayload;
 use futures::StreamExt;
-use http::HeaderMap;
+use http::{HeaderMap, uri::PathAndQuery};
 use http_body_util::BodyExt as _;
 use serde_json::Value;
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Status, Streaming, client::Grpc};
 use tonic_types::StatusExt as _;
 
-use super::{ClientError, MAX_ANSWER_BYTES};
+use super::{
+    ClientError, MAX_ANSWER_BYTES,
+    counted::{Counted, TooMuch},
+};
 use crate::{
     EventStream, StreamItem,
-    convert::{params_of, result_to, stream_event_from_wire},
+    convert::{AnswerKind, params_of, result_to, stream_event_from_wire},
     errors::reason,
 };
 
@@ -58,45 +61,64 @@ impl tower::Service<http::Request<tonic::body::Body>> for Transport {
 /// A client of the service at `base`. `http` speaks HTTP/2 from the first byte where `base` is plain.
 pub(super) struct Client {
     endpoint: String,
-    inner: A2aServiceClient<Transport>,
+    inner: Grpc<Transport>,
 }
 
 impl Client {
     pub(super) fn new(http: reqwest::Client, base: &str, headers: HeaderMap) -> Self {
         let transport = Transport { http, base: base.to_owned(), headers };
-        let inner = A2aServiceClient::new(transport).max_decoding_message_size(MAX_ANSWER_BYTES);
+        let inner = Grpc::new(transport).max_decoding_message_size(MAX_ANSWER_BYTES);
         Self { endpoint: base.to_owned(), inner }
     }
 
     /// One call with one answer.
-    pub(super) async fn call(mut self, method: &str, params: Value) -> Result<Value, ClientError> {
-        let endpoint = self.endpoint.clone();
-        let failed = |status: Status| error(&endpoint, &status);
+    pub(super) async fn call(self, method: &str, params: Value) -> Result<Value, ClientError> {
         match method {
             methods::SEND_MESSAGE => {
-                let request = Request::new(message::<a2a::SendMessageRequest>(&endpoint, params)?);
-                answer::<a2a::SendMessageResponse>(
-                    &endpoint,
-                    self.inner.send_message(request).await.map_err(failed)?.get_ref(),
-                )
+                let path = PathAndQuery::from_static("/lf.a2a.v1.A2AService/SendMessage");
+                self.unary::<a2a::SendMessageRequest, a2a::SendMessageResponse>(path, params, AnswerKind::Reply).await
             }
             methods::LIST_TASKS => {
-                let request = Request::new(message::<a2a::ListTasksRequest>(&endpoint, params)?);
-                answer::<a2a::ListTasksResponse>(
-                    &endpoint,
-                    self.inner.list_tasks(request).await.map_err(failed)?.get_ref(),
-                )
+                let path = PathAndQuery::from_static("/lf.a2a.v1.A2AService/ListTasks");
+                self.unary::<a2a::ListTasksRequest, a2a::ListTasksResponse>(path, params, AnswerKind::Tasks).await
             }
             methods::CANCEL_TASK => {
-                let request = Request::new(message::<a2a::CancelTaskRequest>(&endpoint, params)?);
-                answer::<a2a::Task>(&endpoint, self.inner.cancel_task(request).await.map_err(failed)?.get_ref())
+                let path = PathAndQuery::from_static("/lf.a2a.v1.A2AService/CancelTask");
+                self.unary::<a2a::CancelTaskRequest, a2a::Task>(path, params, AnswerKind::Task).await
             }
             // GetTask is the only other method that is called.
             _ => {
-                let request = Request::new(message::<a2a::GetTaskRequest>(&endpoint, params)?);
-                answer::<a2a::Task>(&endpoint, self.inner.get_task(request).await.map_err(failed)?.get_ref())
+                let path = PathAndQuery::from_static("/lf.a2a.v1.A2AService/GetTask");
+                self.unary::<a2a::GetTaskRequest, a2a::Task>(path, params, AnswerKind::Task).await
             }
         }
+    }
+
+    async fn unary<Q, A>(mut self, path: PathAndQuery, params: Value, kind: AnswerKind) -> Result<Value, ClientError>
+    where
+        Q: ProtoJsonPayload,
+        A: ProtoJsonPayload,
+        Q::Proto: prost::Message + 'static,
+        A::Proto: prost::Message + Default + 'static,
+    {
+        let request = Request::new(message::<Q>(&self.endpoint, params)?);
+        let answered = self.inner.unary(request, path, Counted::<Q::Proto, A::Proto>::new(kind)).await;
+        answer::<A>(&self.endpoint, answered.map_err(|status| error(&self.endpoint, &status))?.get_ref())
+    }
+
+    async fn events<Q>(
+        &mut self,
+        path: PathAndQuery,
+        params: Value,
+    ) -> Result<Streaming<a2a_pb::StreamResponse>, ClientError>
+    where
+        Q: ProtoJsonPayload,
+        Q::Proto: prost::Message + 'static,
+    {
+        let request = Request::new(message::<Q>(&self.endpoint, params)?);
+        let codec = Counted::<Q::Proto, a2a_pb::StreamResponse>::new(AnswerKind::Reply);
+        let opened = self.inner.server_streaming(request, path, codec).await;
+        opened.map(tonic::Response::into_inner).map_err(|status| error(&self.endpoint, &status))
     }
 
     /// A stream of events.
@@ -106,15 +128,14 @@ impl Client {
         params: Value,
         idle: Duration,
     ) -> Result<EventStream, ClientError> {
-        let endpoint = self.endpoint.clone();
-        let opened = if method == methods::SEND_STREAMING_MESSAGE {
-            let request = Request::new(message::<a2a::SendMessageRequest>(&endpoint, params)?);
-            self.inner.send_streaming_message(request).await
+        let events = if method == methods::SEND_STREAMING_MESSAGE {
+            let path = PathAndQuery::from_static("/lf.a2a.v1.A2AService/SendStreamingMessage");
+            self.events::<a2a::SendMessageRequest>(path, params).await?
         } else {
-            let request = Request::new(message::<a2a::SubscribeToTaskRequest>(&endpoint, params)?);
-            self.inner.subscribe_to_task(request).await
+            let path = PathAndQuery::from_static("/lf.a2a.v1.A2AService/SubscribeToTask");
+            self.events::<a2a::SubscribeToTaskRequest>(path, params).await?
         };
-        let events = opened.map_err(|status| error(&endpoint, &status))?.into_inner();
+        let endpoint = self.endpoint;
         let items = futures::stream::unfold(Some((events, endpoint)), move |open| async move {
             let (mut events, endpoint) = open?;
             let next = match tokio::time::timeout(idle, events.next()).await {
@@ -152,6 +173,9 @@ fn malformed(endpoint: &str, detail: String) -> ClientError {
 fn error(endpoint: &str, status: &Status) -> ClientError {
     let endpoint = endpoint.to_owned();
     if let Some(source) = std::error::Error::source(status) {
+        if let Some(TooMuch(detail)) = source.downcast_ref() {
+            return ClientError::Malformed { endpoint, detail: detail.clone() };
+        }
         return match find_transport(source) {
             Some(true) => ClientError::Unreachable { endpoint, source: Box::new(status.clone()) },
             Some(false) | None => ClientError::Broken { endpoint, source: Box::new(status.clone()) },

@@ -110,6 +110,29 @@ async fn an_answer_of_very_many_values_is_refused_for_good_whatever_its_length()
 }
 
 #[tokio::test]
+async fn over_grpc_an_answer_of_very_many_values_is_refused_as_on_the_other_bindings() {
+    let task = |values: usize| {
+        let mut task: Value = serde_json::from_str(TASK).unwrap();
+        task["metadata"] = json!({ "m": vec![json!([]); values] });
+        task
+    };
+    let few = grpc_peer::<a2a::Task>(task(1_000));
+    assert_eq!(few.get_task("t", None, None).await.unwrap().id, "t");
+    let many = grpc_peer::<a2a::Task>(task(convert::MAX_ANSWER_VALUES));
+    let whole = many.get_task("t", None, None).await.unwrap_err();
+    let streams = grpc_peer::<a2a::StreamResponse>(json!({ "task": task(convert::MAX_ANSWER_VALUES) }));
+    let mut items: Vec<_> = streams.subscribe("t", None, None).await.unwrap().collect().await;
+    let streamed = items.pop().unwrap().unwrap_err();
+    for error in [whole, streamed] {
+        assert!(error.to_string().contains("it has more than 250000 values"), "{error}");
+        assert_eq!((error.error_type().as_str(), error.is_transient()), ("malformed_answer", false));
+    }
+    let well = grpc_peer::<a2a::StreamResponse>(json!({ "task": task(10) }));
+    let items: Vec<_> = well.subscribe("t", None, None).await.unwrap().collect().await;
+    assert!(matches!(&items[..], [Ok(item)] if matches!(&item.event, StreamEvent::Task(task) if task.id == "t")));
+}
+
+#[tokio::test]
 async fn the_reason_and_the_waiting_time_of_an_error_are_read() {
     let wire = crate::WireError::unavailable("no leader").to_json();
     let body = json!({ "jsonrpc": "2.0", "id": 1, "error": wire }).to_string();
@@ -193,4 +216,49 @@ async fn read_request(socket: &mut TcpStream) -> String {
         assert!(count > 0, "client hung up: {text}");
         bytes.extend_from_slice(&buffer[..count]);
     }
+}
+
+/// A service of gRPC that answers each call with one message.
+#[derive(Clone)]
+struct Answers(bytes::Bytes);
+
+impl tonic::server::NamedService for Answers {
+    const NAME: &'static str = "lf.a2a.v1.A2AService";
+}
+
+impl tower::Service<http::Request<tonic::body::Body>> for Answers {
+    type Response = http::Response<tonic::body::Body>;
+    type Error = std::convert::Infallible;
+    type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Self::Error>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Request<tonic::body::Body>) -> Self::Future {
+        use http_body_util::BodyExt as _;
+        let mut framed = vec![0];
+        framed.extend_from_slice(&u32::try_from(self.0.len()).unwrap().to_be_bytes());
+        framed.extend_from_slice(&self.0);
+        let end = HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))]);
+        let body =
+            http_body_util::Full::new(bytes::Bytes::from(framed)).with_trailers(std::future::ready(Some(Ok(end))));
+        let answer = http::Response::builder().header(header::CONTENT_TYPE, "application/grpc");
+        std::future::ready(Ok(answer.body(tonic::body::Body::new(body)).unwrap()))
+    }
+}
+
+/// A peer over gRPC that gives this answer to everything.
+fn grpc_peer<T: a2a_pb::protojson_conv::ProtoJsonPayload>(answer: Value) -> A2aClient
+where
+    T::ProtoJson: prost::Message,
+{
+    let answer = prost::Message::encode_to_vec(&serde_json::from_value::<T::ProtoJson>(answer).unwrap());
+    let incoming = tonic::transport::server::TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let url = format!("http://{}", incoming.local_addr().unwrap());
+    let serving = tonic::transport::Server::builder().add_service(Answers(answer.into()));
+    tokio::spawn(serving.serve_with_incoming(incoming));
+    drop(http_client());
+    let http = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().unwrap();
+    A2aClient::new(http, url).over(Binding::Grpc, None)
 }

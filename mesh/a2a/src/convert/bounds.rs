@@ -51,10 +51,44 @@ pub fn check_answer(text: &[u8]) -> Result<(), String> {
 /// As [`check_json`], and when it is no protobuf.
 pub fn check_protobuf(message: &[u8]) -> Result<(), Field> {
     let mut fields = 0;
-    walk(message, Kind::Request, 0, &mut fields).map_err(|problem| match problem {
+    let limits = Limits { values: MAX_JSON_VALUES, depth: MAX_JSON_DEPTH + 1 };
+    walk(message, Kind::Request, (0, limits), &mut fields).map_err(|problem| match problem {
         Problem::Excess(excess) => excess.field(),
         Problem::Broken => Field::new("request", "is not a protobuf message"),
     })
+}
+
+/// Most levels of messages in one another that are read of an answer in protobuf: as many as its decoder takes.
+const MAX_ANSWER_DEPTH: usize = 100;
+
+/// Which answer a message in protobuf is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AnswerKind {
+    /// What a message is answered with, and an event of a stream: a task, a message, or an update.
+    Reply,
+    /// A task.
+    Task,
+    /// A page of tasks.
+    Tasks,
+}
+
+/// Checks of an answer in protobuf how many values it holds, as [`check_answer`] does for JSON. What is no protobuf is left to who
+/// reads it.
+///
+/// # Errors
+/// What is wrong with it, when it holds more than [`MAX_ANSWER_VALUES`], or nests deeper than anybody reads.
+pub(crate) fn check_protobuf_answer(message: &[u8], kind: AnswerKind) -> Result<(), String> {
+    let kind = match kind {
+        AnswerKind::Reply => Kind::Reply,
+        AnswerKind::Task => Kind::Task,
+        AnswerKind::Tasks => Kind::Tasks,
+    };
+    let limits = Limits { values: MAX_ANSWER_VALUES, depth: MAX_ANSWER_DEPTH };
+    match walk(message, kind, (0, limits), &mut 0) {
+        Ok(()) | Err(Problem::Broken) => Ok(()),
+        Err(Problem::Excess(Excess::Values)) => Err(format!("it has more than {MAX_ANSWER_VALUES} values")),
+        Err(Problem::Excess(Excess::Depth)) => Err(format!("it nests deeper than {MAX_ANSWER_DEPTH} levels")),
+    }
 }
 
 /// What JSON is held to.
@@ -183,10 +217,17 @@ impl<'de> Visitor<'de> for Counter<'_> {
     }
 }
 
-/// The messages of a request that may hold many others.
+/// The messages of a request or an answer that may hold many others.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Request,
+    Reply,
+    Tasks,
+    Task,
+    Status,
+    StatusUpdate,
+    ArtifactUpdate,
+    Artifact,
     Message,
     Part,
     Struct,
@@ -199,9 +240,16 @@ impl Kind {
     /// The message in a field, if it is one of these: as `a2a.proto` and `google/protobuf/struct.proto` number them.
     fn within(self, field: u64) -> Option<Self> {
         match (self, field) {
-            (Kind::Request, 2) => Some(Kind::Message),
-            (Kind::Message, 5) => Some(Kind::Part),
-            (Kind::Request, 4) | (Kind::Part, 5) | (Kind::Message, 6) | (Kind::Value, 5) => Some(Kind::Struct),
+            (Kind::Tasks | Kind::Reply, 1) => Some(Kind::Task),
+            (Kind::Reply, 3) => Some(Kind::StatusUpdate),
+            (Kind::Reply, 4) => Some(Kind::ArtifactUpdate),
+            (Kind::Task | Kind::StatusUpdate, 3) => Some(Kind::Status),
+            (Kind::Task, 4) | (Kind::ArtifactUpdate, 3) => Some(Kind::Artifact),
+            (Kind::Request | Kind::Reply | Kind::Status, 2) | (Kind::Task, 5) => Some(Kind::Message),
+            (Kind::Message, 5) | (Kind::Artifact, 4) => Some(Kind::Part),
+            (Kind::Request | Kind::StatusUpdate, 4)
+            | (Kind::Part | Kind::Artifact | Kind::Value, 5)
+            | (Kind::Message | Kind::Task | Kind::ArtifactUpdate, 6) => Some(Kind::Struct),
             (Kind::Struct, 1) => Some(Kind::Entry),
             (Kind::Part, 4) | (Kind::Entry, 2) | (Kind::List, 1) => Some(Kind::Value),
             (Kind::Value, 6) => Some(Kind::List),
@@ -221,14 +269,14 @@ enum Problem {
 }
 
 /// Counts the fields of a message and of those in it. A list and the value that it is count as one.
-fn walk(mut rest: &[u8], kind: Kind, depth: usize, fields: &mut usize) -> Result<(), Problem> {
+fn walk(mut rest: &[u8], kind: Kind, (depth, limits): (usize, Limits), fields: &mut usize) -> Result<(), Problem> {
     let depth = depth + usize::from(kind.nests());
-    if depth > MAX_JSON_DEPTH + 1 {
+    if depth > limits.depth {
         return Err(Problem::Excess(Excess::Depth));
     }
     while !rest.is_empty() {
         *fields += usize::from(!matches!(kind, Kind::Value | Kind::Entry));
-        if *fields > MAX_JSON_VALUES {
+        if *fields > limits.values {
             return Err(Problem::Excess(Excess::Values));
         }
         let tag = varint(&mut rest)?;
@@ -240,7 +288,7 @@ fn walk(mut rest: &[u8], kind: Kind, depth: usize, fields: &mut usize) -> Result
                 let length = varint(&mut rest)?;
                 let content = take(&mut rest, length)?;
                 if let Some(within) = kind.within(tag >> 3) {
-                    walk(content, within, depth, fields)?;
+                    walk(content, within, (depth, limits), fields)?;
                 }
             }
             _ => return Err(Problem::Broken),

@@ -220,7 +220,7 @@ fn asked(method: &str, params: Value) -> Asked<'static> {
     Asked {
         door: Door::Public,
         agent: None,
-        caller: Caller::new(Principal::Operator, Standing::unlimited()),
+        caller: Caller::new(Principal::Operator, Standing::unlimited(crate::auth::KnownBy::Local)),
         binding: Binding::JsonRpc { id: json!(1) },
         call: Call { method: method.to_owned(), params },
         last_event_id: None,

@@ -82,7 +82,13 @@ fn a_delegation_acts_for_whom_it_says() {
     let parent = Some(ParentLink { task, step: StepNo(3) });
     assert_eq!(
         caller,
-        Ok(Caller { principal, parent, hop: 2, deadline_ms: Some(1_500), standing: Standing::unlimited() })
+        Ok(Caller {
+            principal,
+            parent,
+            hop: 2,
+            deadline_ms: Some(1_500),
+            standing: Standing::unlimited(KnownBy::Mesh)
+        })
     );
 }
 

@@ -349,8 +349,17 @@ async fn the_card_declares_commands_and_events_and_the_extended_one_those_of_its
     let ada = client(&node, Spoken::JsonRpc, ADA).await;
     let card = ada.ask("GetExtendedAgentCard", json!({})).await.unwrap();
     let ops = params(&card, COMMAND)["ops"].clone();
-    let allowed =
-        ["commands", "agent.list", "events.read", "push.list", "task.cancel", "task.get", "task.list", "task.trace"];
+    let allowed = [
+        "commands",
+        "agent.list",
+        "auth.whoami",
+        "events.read",
+        "push.list",
+        "task.cancel",
+        "task.get",
+        "task.list",
+        "task.trace",
+    ];
     assert_eq!(ops, json!(allowed));
     let kinds = params(&card, EVENTS)["kinds"].clone();
     assert!(kinds.as_array().unwrap().iter().all(|kind| kind.as_str().unwrap().starts_with("task.")), "{kinds}");
