@@ -4,6 +4,7 @@
 //! `{"error": {"code": …, "message": …}}`; 503 means that the cluster has no quorum.
 
 mod events;
+mod log_level;
 mod mcp;
 mod mcp_consent;
 mod members;
@@ -44,7 +45,7 @@ use crate::{
     a2a::principal::Caller,
     auth::{self, Auth},
     hooks::{self, Hooks},
-    recovered_spans,
+    metrics, recovered_spans,
     sign_in::SignIns,
     why,
 };
@@ -150,6 +151,8 @@ pub fn for_known(api: Arc<Api>) -> Router {
 
 fn operations() -> Router<Arc<Api>> {
     Router::new()
+        .route("/metrics", get(metrics::show))
+        .merge(log_level::routes())
         .route("/api/v1/cluster", get(cluster))
         .route("/api/v1/cluster/snapshot", get(snapshot))
         .route("/api/v1/agents", get(agents))

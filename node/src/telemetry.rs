@@ -1,14 +1,22 @@
 //! Logs of this process, and its part of the traces.
 //!
-//! Logs go to standard error: `TOWLINE_LOG` filters them (as in `info` or `debug,rmcp=info`), `TOWLINE_LOG_FORMAT=json` writes
-//! one object per line. A level without a name is for our own crates: libraries, some of which log what they carry – the
+//! Logs go to standard error: for people where that is a terminal, else as one JSON object per line, or as `TOWLINE_LOG_FORMAT`
+//! (`text`, `json`) says. `TOWLINE_LOG` filters them (as in `info` or `debug,rmcp=info`), and `towline log level` while a node runs.
+//! A level without a name is for our own crates: libraries, some of which log what they carry – the
 //! arguments of a tool, a prompt – go beyond `warn` only by their names. Spans go where `towline-trace` is told.
 
-use tracing_subscriber::{EnvFilter, filter::LevelFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+mod lines;
+
+use std::{io::IsTerminal, sync::OnceLock};
+
+use tracing_subscriber::{
+    EnvFilter, Registry, filter::LevelFilter, layer::SubscriberExt, reload, util::SubscriberInitExt,
+};
 
 use towline_cluster::membership::Identity;
 
 use crate::{config::TelemetrySettings, error::CliError};
+use lines::{Lines, Look};
 
 const FILTER: &str = "TOWLINE_LOG";
 const FORMAT: &str = "TOWLINE_LOG_FORMAT";
@@ -36,23 +44,55 @@ fn for_ours(wanted: &str) -> String {
     directives.join(",")
 }
 
+/// The filter of this process, to be changed while it runs.
+static LEVEL: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+
 /// Starts the logs of a node.
 ///
 /// # Errors
-/// When `TOWLINE_LOG` is no filter.
+/// When `TOWLINE_LOG` is no filter, or `TOWLINE_LOG_FORMAT` no format.
 pub fn start_logs() -> Result<(), CliError> {
-    let wanted = std::env::var(FILTER).ok().filter(|filter| !filter.is_empty());
-    let wanted = wanted.as_deref().unwrap_or(DEFAULT_FILTER);
-    let filter = EnvFilter::try_new(for_ours(wanted))
-        .map_err(|error| CliError::Usage(format!("{FILTER}={wanted:?}: {error}; write info, or towline=debug")))?;
-    let registry = tracing_subscriber::registry().with(filter);
-    let is_json = std::env::var(FORMAT).is_ok_and(|format| format == "json");
-    let started = if is_json {
-        registry.with(fmt::layer().json().with_writer(std::io::stderr)).try_init()
-    } else {
-        registry.with(fmt::layer().with_ansi(false).with_writer(std::io::stderr)).try_init()
+    let wanted = wanted_filter();
+    let filter = filter(&wanted).map_err(|why| CliError::Usage(format!("{FILTER}={wanted:?}: {why}")))?;
+    let look = match std::env::var(FORMAT).ok().filter(|format| !format.is_empty()).as_deref() {
+        Some("json") => Look::Json,
+        Some("text") => Look::Text,
+        Some(other) => return Err(CliError::Usage(format!("{FORMAT}={other:?}: write text or json"))),
+        None if std::io::stderr().is_terminal() => Look::Text,
+        None => Look::Json,
     };
-    started.map_err(CliError::other)
+    let (filter, handle) = reload::Layer::new(filter);
+    let lines = Lines::new(look, std::io::stderr);
+    tracing_subscriber::registry().with(filter).with(lines).try_init().map_err(CliError::other)?;
+    // The subscriber is installed once, and so is this.
+    let _ = LEVEL.set(handle);
+    Ok(())
+}
+
+/// What this process was started with.
+fn wanted_filter() -> String {
+    std::env::var(FILTER).ok().filter(|filter| !filter.is_empty()).unwrap_or_else(|| DEFAULT_FILTER.to_owned())
+}
+
+fn filter(wanted: &str) -> Result<EnvFilter, String> {
+    EnvFilter::try_new(for_ours(wanted)).map_err(|error| format!("{error}; write info, or towline=debug"))
+}
+
+/// What is written to the log at the moment.
+pub(crate) fn level() -> String {
+    LEVEL.get().and_then(|handle| handle.with_current(ToString::to_string).ok()).unwrap_or_default()
+}
+
+/// Has other lines written from now on; an empty filter is the one that this process began with. Tells the new one.
+///
+/// # Errors
+/// When it is no filter: all stays as it is.
+pub(crate) fn set_level(wanted: &str) -> Result<String, String> {
+    let wanted = if wanted.trim().is_empty() { wanted_filter() } else { wanted.to_owned() };
+    let filter = filter(&wanted)?;
+    let handle = LEVEL.get().ok_or("this process writes no log of its own")?;
+    handle.reload(filter).map_err(|error| error.to_string())?;
+    Ok(level())
 }
 
 /// Starts the traces of a node. The guard flushes them when it is dropped.
@@ -71,6 +111,7 @@ pub fn start_traces(settings: &TelemetrySettings, identity: &Identity) -> Result
         ca: settings.ca.clone(),
         sample: settings.sample,
         capture: settings.content,
+        push_metrics: settings.push_metrics,
         ui: settings.jaeger_ui.clone(),
     })
     .map_err(CliError::other)

@@ -6,10 +6,12 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use towline_cluster::{BlobError, ClusterHandle};
 use towline_core::{Asked, Intent, Message, Principal, Step, StepNo};
 use towline_trace::{KeyValue, Span, names};
+use tracing::Instrument as _;
 
 use super::{AgentContext, Running, TaskRunMsg, TaskRunState, Work};
 use crate::{
     delegation::{DelegationActor, DelegationArguments, Job},
+    mailbox::Mail,
     model::{ChatMessage, ModelError, ModelRequest},
     prompt, stored, thinking,
 };
@@ -63,13 +65,16 @@ impl TaskRunState {
         let read = (self.view.history.first().cloned(), self.view.journal.clone());
         let cancel = CancellationToken::new();
         let canceled = cancel.clone();
-        let task = tokio::spawn(async move {
-            tokio::select! {
-                () = canceled.cancelled() => {}
-                () = ask_model(context, myself, (no, attempt), request, read) => {}
+        let task = tokio::spawn(
+            async move {
+                tokio::select! {
+                    () = canceled.cancelled() => {}
+                    () = ask_model(context, myself, (no, attempt), request, read) => {}
+                }
+                None
             }
-            None
-        });
+            .instrument(self.logs.clone()),
+        );
         Work::Call { cancel, task: AbortOnDropHandle::new(task), line: None }
     }
 
@@ -125,7 +130,7 @@ impl TaskRunState {
 
 async fn ask_model(
     context: Arc<AgentContext>,
-    run: ActorRef<TaskRunMsg>,
+    run: ActorRef<Mail<TaskRunMsg>>,
     (step, attempt): (StepNo, u32),
     mut request: ModelRequest,
     read: (Option<Message>, Vec<Step>),
@@ -140,7 +145,7 @@ async fn ask_model(
             request.messages = messages;
             let tell = |progress| {
                 // A run that has stopped shows nothing.
-                let _ = run.cast(TaskRunMsg::Progress { step, attempt, progress });
+                let _ = run.cast(TaskRunMsg::Progress { step, attempt, progress }.into());
             };
             thinking::think(model.provider.as_ref(), request, tell).await
         }
@@ -149,7 +154,7 @@ async fn ask_model(
         }
     };
     // A run that has stopped wants no answer.
-    let _ = run.cast(TaskRunMsg::Thought { step, attempt, answer, toolbox });
+    let _ = run.cast(TaskRunMsg::Thought { step, attempt, answer, toolbox }.into());
 }
 
 /// A message as spans show it.
