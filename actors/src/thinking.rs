@@ -77,7 +77,7 @@ pub(crate) async fn think(
         let since = SystemTime::now();
         let mut writer = Writer::new(&mut shown);
         let error = match provider.complete(request.clone()).await {
-            Ok(stream) => match read(measured(stream, provider, &request), &mut writer, &mut progress).await {
+            Ok(stream) => match read(measured(stream, provider, &request, since), &mut writer, &mut progress).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             },
@@ -94,13 +94,19 @@ pub(crate) async fn think(
     }
 }
 
-/// Tells the metrics when the first delta comes.
-fn measured(stream: ModelStream, provider: &dyn ModelProvider, request: &ModelRequest) -> ModelStream {
-    let (began, model, provider) = (Instant::now(), request.model.clone(), provider.info().name);
+/// Tells the metrics when the first delta comes of what was asked for at `since`.
+fn measured(
+    stream: ModelStream,
+    provider: &dyn ModelProvider,
+    request: &ModelRequest,
+    since: SystemTime,
+) -> ModelStream {
+    let (model, provider) = (request.model.clone(), provider.info().name);
     let mut is_first = true;
     let tell = move |delta: &Result<Delta, ModelError>| {
         if delta.is_ok() && std::mem::take(&mut is_first) {
-            MODEL_FIRST_CHUNK.add(began.elapsed().as_secs_f64(), &[&model, &provider]);
+            let waited = since.elapsed().unwrap_or_default();
+            MODEL_FIRST_CHUNK.add(waited.as_secs_f64(), &[&model, &provider]);
         }
     };
     stream.inspect(tell).boxed()

@@ -28,22 +28,22 @@ async fn no_secret_and_no_prompt_is_in_the_log_of_a_node_and_lines_of_a_task_nam
     .await;
     let folder = tempfile::tempdir().unwrap();
     let calls = folder.path().join("calls");
-    let mesh = format!(
-        "models:\n  default: {{ provider: openai, base_url: \"{}\", model: gpt-test, api_key: \"{}\" }}\n\
-         mcp:\n  servers:\n    - {{ name: srv, transport: stdio, command: [{:?}, {calls:?}], env: {{ API: \"{}\" }}, on_adoption: {{ \"*\": retry }} }}\n    - {{ name: away, transport: http, url: \"http://127.0.0.1:9/mcp\", headers: {{ Authorization: \"Bearer {}\" }} }}\n\
-         agents:\n  - {{ name: caller, description: C., instruction: Call., tools: [\"srv.*\"] }}\n",
-        model.url,
-        SECRETS[0],
-        scripted_mcp(),
-        SECRETS[6],
-        SECRETS[1],
-    );
+    let mesh = model.config().replace("no secret", SECRETS[0])
+        + &format!(
+            "mcp:\n  servers:\n    - {{ name: srv, transport: stdio, command: [{:?}, {calls:?}], env: {{ API: \"{}\" }}, on_adoption: {{ \"*\": retry }} }}\n    - {{ name: away, endpoint: \"http://127.0.0.1:9/mcp\", headers: {{ Authorization: \"Bearer {}\" }} }}\nagents:\n  - {{ name: caller, description: C., instruction: Call., tools: [\"srv.*\"] }}\ntriggers: [ {{ name: deploy, agent: caller, webhook: {{ hmac: \"{}\" }} }} ]\n",
+            scripted_mcp(),
+            SECRETS[6],
+            SECRETS[1],
+            SECRETS[5],
+        );
     let mut cluster = Cluster::start_in(Plan::one(mesh), &[("TOWLINE_LOG_FORMAT", "json")]).await;
     let url = cluster.nodes[0].url.clone();
     let prompt = format!("{} {} password={} write to {}", SAID[0], SECRETS[3], SECRETS[0], SECRETS[4]);
     let first = ask(&cluster, "m-1", &prompt).await;
-    let refused = http_client().get(format!("{url}/api/v1/cluster")).bearer_auth(SECRETS[2]).send().await.unwrap();
-    assert_eq!(refused.status().as_u16(), 401);
+    let said = http_client().get(format!("{url}/api/v1/cluster?token={}", SECRETS[2])).bearer_auth(SECRETS[2]);
+    said.send().await.unwrap();
+    let called = http_client().post(format!("{url}/hooks/deploy")).header("x-hub-signature-256", SECRETS[2]).body("{}");
+    assert_eq!(called.send().await.unwrap().status().as_u16(), 401);
 
     let shown = run_cli(["log", "level", "--server", &url]).await;
     assert!(shown.code == 0 && shown.stdout.contains("towline=info"), "{shown:?}");

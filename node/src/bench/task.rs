@@ -39,6 +39,18 @@ impl Submitter {
         Self { client, completed: Arc::clone(completed) }
     }
 
+    /// Submits a task, and waits for nothing but its id.
+    pub(super) async fn submit(&self) -> Result<(), String> {
+        let options = SendOptions {
+            return_immediately: true,
+            history_length: Some(0),
+            timeout: Some(TASK_TIMEOUT),
+            ..SendOptions::default()
+        };
+        let sent = self.client.send(&message(), options, None).await;
+        sent.map(drop).map_err(|error| crate::error::chain(&error))
+    }
+
     /// Has one task done, and says its id.
     pub(super) async fn task(&self) -> Result<String, String> {
         let options = SendOptions { history_length: Some(0), timeout: Some(TASK_TIMEOUT), ..SendOptions::default() };
