@@ -23,8 +23,6 @@ use towline_a2a::{A2aClient, ClientError, RemoteTask};
 use towline_cluster::BlobError;
 use towline_core::{Artifact, Handover, Message, NodeId, Outcome, Part, StepNo, TaskId, TaskState, TraceContext};
 
-use tracing::Instrument as _;
-
 use crate::{logs, mailbox::Mail, orphans::Orphan, shared::Shared, stored, task_run::TaskRunMsg};
 
 /// Longest time that a peer gets to hear of a cancellation.
@@ -183,15 +181,13 @@ impl DelegationState {
             return;
         };
         let (job, shared) = (self.job.clone(), Arc::clone(&self.shared));
-        self.canceling = Some(AbortOnDropHandle::new(tokio::spawn(
-            async move {
+        self.canceling =
+            Some(AbortOnDropHandle::new(logs::spawn(&logs::of_task(self.job.task, &self.job.trace), async move {
                 let orphan = Orphan { target: job.target.clone(), peer_task: task, trace: job.trace };
                 cancel_orphan(shared, job.task, orphan).await;
                 // Nobody else stops this actor now, and one that has stopped needs no word.
                 let _ = myself.cast(DelegationMsg::Canceled);
-            }
-            .instrument(logs::of_task(self.job.task, &self.job.trace)),
-        )));
+            })));
     }
 }
 
@@ -208,27 +204,24 @@ pub(crate) async fn cancel_orphan(shared: Arc<Shared>, task: TaskId, orphan: Orp
 
 fn follow(job: Job, shared: Arc<Shared>, actor: ActorRef<DelegationMsg>) -> AbortOnDropHandle<()> {
     let logs = logs::of_task(job.task, &job.trace);
-    let follower: JoinHandle<()> = tokio::spawn(
-        async move {
-            let tell = |news| {
-                // An actor that has stopped wants no news.
-                let _ = actor.cast(DelegationMsg::News(news));
-            };
-            let mut job = job;
-            if let Err(error) = with_content(&mut job, &shared).await {
-                let message = format!("delegate to {}: read the message: {error}", job.target);
-                let error_type = "content_unavailable".to_owned();
-                return tell(News::Ended(Outcome::Failed { error_type, message }));
-            }
-            let end = if job.own_mesh {
-                mesh::follow(&job, &shared, &tell).await
-            } else {
-                foreign::follow(&job, &shared, &tell).await
-            };
-            tell(end);
+    let follower: JoinHandle<()> = logs::spawn(&logs, async move {
+        let tell = |news| {
+            // An actor that has stopped wants no news.
+            let _ = actor.cast(DelegationMsg::News(news));
+        };
+        let mut job = job;
+        if let Err(error) = with_content(&mut job, &shared).await {
+            let message = format!("delegate to {}: read the message: {error}", job.target);
+            let error_type = "content_unavailable".to_owned();
+            return tell(News::Ended(Outcome::Failed { error_type, message }));
         }
-        .instrument(logs),
-    );
+        let end = if job.own_mesh {
+            mesh::follow(&job, &shared, &tell).await
+        } else {
+            foreign::follow(&job, &shared, &tell).await
+        };
+        tell(end);
+    });
     AbortOnDropHandle::new(follower)
 }
 

@@ -22,22 +22,6 @@ mod relay;
 mod spans;
 mod view;
 
-use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use tokio::sync::Semaphore;
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
-use towline_cluster::{ClusterHandle, ProposeError};
-use towline_core::{
-    Command, Doubt, Epoch, Intent, Message, Metadata, ModelAnswer, Outcome, OwnerReport, OwnerWord, Part, Principal,
-    Proposal, Rejection, Role, Step, StepNo, TaskId, TaskState, ToolCall, TraceContext,
-};
-use towline_trace::{KeyValue, LostSpan, Span, metrics::instruments::ADOPTION_WAIT, names};
-use tracing::Instrument as _;
-
 use crate::{
     config::AgentConfig,
     decision::{self, Next, Situation},
@@ -54,6 +38,20 @@ use crate::{
     toolbox::{Planned, Toolbox, sent_in},
 };
 use calls::Aside;
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::Semaphore;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use towline_cluster::{ClusterHandle, ProposeError};
+use towline_core::{
+    Command, Doubt, Epoch, Intent, Message, Metadata, ModelAnswer, Outcome, OwnerReport, OwnerWord, Part, Principal,
+    Proposal, Rejection, Role, Step, StepNo, TaskId, TaskState, ToolCall, TraceContext,
+};
+use towline_trace::{KeyValue, LostSpan, Span, metrics::instruments::ADOPTION_WAIT, names};
 use view::View;
 
 pub(crate) use leaving::Leave;
@@ -385,19 +383,16 @@ impl TaskRunState {
             return;
         }
         let (context, myself) = (Arc::clone(&self.context), self.myself.clone());
-        self.preparing = Some(AbortOnDropHandle::new(tokio::spawn(
-            async move {
-                context.shared.await_servers(&context.agent).await;
-                let toolbox = context.shared.toolbox(&context.agent);
-                let node = Arc::clone(&context.shared.permits);
-                let since = Instant::now();
-                // The semaphores are never closed.
-                let Some(permits) = Permits::acquire(context.permits.clone(), node).await else { return };
-                // A run that has stopped gives the permit back by dropping the message.
-                let _ = myself.cast(TaskRunMsg::Prepared { permits, toolbox, waited: since.elapsed() }.into());
-            }
-            .instrument(self.logs.clone()),
-        )));
+        self.preparing = Some(AbortOnDropHandle::new(logs::spawn(&self.logs, async move {
+            context.shared.await_servers(&context.agent).await;
+            let toolbox = context.shared.toolbox(&context.agent);
+            let node = Arc::clone(&context.shared.permits);
+            let since = Instant::now();
+            // The semaphores are never closed.
+            let Some(permits) = Permits::acquire(context.permits.clone(), node).await else { return };
+            // A run that has stopped gives the permit back by dropping the message.
+            let _ = myself.cast(TaskRunMsg::Prepared { permits, toolbox, waited: since.elapsed() }.into());
+        })));
     }
 
     async fn prepared(&mut self, permits: Permits, toolbox: Toolbox) -> Result<(), ActorProcessingErr> {
@@ -488,7 +483,7 @@ impl TaskRunState {
         let shows_text_only = report.words.iter().all(|word| matches!(word, OwnerWord::Chunk { .. }));
         let parent = (!shows_text_only).then_some(self.turn_context);
         let proposing = propose(Arc::clone(&self.context), self.myself.clone(), report, parent);
-        self.proposing = Some(AbortOnDropHandle::new(tokio::spawn(proposing.instrument(self.logs.clone()))));
+        self.proposing = Some(AbortOnDropHandle::new(logs::spawn(&self.logs, proposing)));
     }
 
     async fn committed(&mut self, number: u64) -> Result<(), ActorProcessingErr> {
@@ -557,14 +552,11 @@ impl TaskRunState {
     fn watch_deadline(&mut self) {
         let Some(remaining) = self.remaining_ms() else { return };
         let myself = self.myself.clone();
-        self.deadline = Some(AbortOnDropHandle::new(tokio::spawn(
-            async move {
-                tokio::time::sleep(Duration::from_millis(remaining)).await;
-                // A run that has stopped has no deadline.
-                let _ = myself.cast(TaskRunMsg::DeadlinePassed.into());
-            }
-            .instrument(self.logs.clone()),
-        )));
+        self.deadline = Some(AbortOnDropHandle::new(logs::spawn(&self.logs, async move {
+            tokio::time::sleep(Duration::from_millis(remaining)).await;
+            // A run that has stopped has no deadline.
+            let _ = myself.cast(TaskRunMsg::DeadlinePassed.into());
+        })));
     }
 
     /// A report was refused. What the lease's loss explains ends the run, a bound of the task ends the task; anything else

@@ -62,7 +62,12 @@ fn of_node(cluster: &ClusterHandle, node: NodeId, change: NodeChange) {
     match change {
         NodeChange::Joined { role } => tracing::info!(event = "node.joined", %node, name, ?role, "node is a member"),
         NodeChange::Up => tracing::info!(event = "node.up", %node, name, "node is up"),
-        NodeChange::Lost => tracing::warn!(event = "node.lost", %node, name, "node is lost: its tasks go to others"),
+        NodeChange::Lost if node == cluster.node_id() => {
+            tracing::info!(event = "node.lost", %node, name, "the session of this node has ended: its tasks go to others");
+        }
+        NodeChange::Lost => {
+            tracing::warn!(event = "node.lost", %node, name, "the session of a node has ended: its tasks go to others");
+        }
         NodeChange::Leaving => tracing::info!(event = "node.leaving", %node, name, "node leaves"),
         NodeChange::Removed => tracing::info!(event = "node.removed", %node, name, "node is a member no more"),
         NodeChange::Draining => tracing::info!(event = "node.draining", %node, name, "node is drained"),

@@ -20,9 +20,10 @@ use lines::{Lines, Look};
 
 const FILTER: &str = "TOWLINE_LOG";
 const FORMAT: &str = "TOWLINE_LOG_FORMAT";
-/// Who has done what is told (`audit=off` leaves it out). Libraries speak up when somebody should look; Raft says at `warn` what is everyday life of an election.
+/// Who has done what is told (`audit=off` leaves it out). Libraries speak up when somebody should look; Raft says at `warn` what is everyday life of an election, and
+/// genai at `error` what a model has answered, which may be the prompt again: what fails we say ourselves.
 const DEFAULT_FILTER: &str =
-    "warn,openraft=error,audit=info,towline=info,towline_cluster=info,towline_actors=info,towline_trace=info";
+    "warn,openraft=error,genai=off,audit=info,towline=info,towline_cluster=info,towline_actors=info,towline_trace=info";
 
 /// What speaks for us: our crates, and the audit.
 const OURS: [&str; 7] =
@@ -36,6 +37,8 @@ fn for_ours(wanted: &str) -> String {
             Ok(level) => {
                 directives.push(level.min(LevelFilter::WARN).to_string());
                 directives.push(format!("openraft={}", level.min(LevelFilter::ERROR)));
+                // Who names it hears it.
+                directives.insert(0, "genai=off".to_owned());
                 directives.extend(OURS.map(|target| format!("{target}={level}")));
             }
             Err(_) => directives.push(directive.to_owned()),
@@ -128,6 +131,7 @@ mod tests {
             tracing::subscriber::with_default(tracing_subscriber::registry().with(filter), || match target {
                 "rmcp" => tracing::enabled!(target: "rmcp::service", tracing::Level::INFO),
                 "openraft" => tracing::enabled!(target: "openraft", tracing::Level::WARN),
+                "genai" => tracing::enabled!(target: "genai::adapter", tracing::Level::ERROR),
                 "audit" => tracing::enabled!(target: "audit", tracing::Level::INFO),
                 _ => tracing::enabled!(target: "towline_actors::agent", tracing::Level::INFO),
             })
@@ -135,6 +139,7 @@ mod tests {
         for wanted in ["info", "debug", "trace", "TRACE,hyper=off"] {
             assert!(is_heard(wanted, "ours") && is_heard(wanted, "audit"), "{wanted}");
             assert!(!is_heard(wanted, "rmcp") && !is_heard(wanted, "openraft"), "{wanted}");
+            assert!(!is_heard(wanted, "genai"), "{wanted}");
         }
         assert!(is_heard("warn,rmcp=info", "rmcp") && is_heard("rmcp=debug,info", "rmcp"), "by its name");
         assert!(!is_heard("warn", "ours") && !is_heard("info,towline_actors=error", "ours"));

@@ -1,6 +1,10 @@
 //! What a node writes to its log: one object a line, named by its task, with no secret and no prompt in it.
 
 use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
 use towline_tests::{
     Answer, Cluster, FakeModel, Plan, eventually, http_client, run_cli, scripted_mcp, state_of, text_message,
 };
@@ -30,13 +34,13 @@ async fn no_secret_and_no_prompt_is_in_the_log_of_a_node_and_lines_of_a_task_nam
     let calls = folder.path().join("calls");
     let mesh = model.config().replace("no secret", SECRETS[0])
         + &format!(
-            "mcp:\n  servers:\n    - {{ name: srv, transport: stdio, command: [{:?}, {calls:?}], env: {{ API: \"{}\" }}, on_adoption: {{ \"*\": retry }} }}\n    - {{ name: away, endpoint: \"http://127.0.0.1:9/mcp\", headers: {{ Authorization: \"Bearer {}\" }} }}\nagents:\n  - {{ name: caller, description: C., instruction: Call., tools: [\"srv.*\"] }}\ntriggers: [ {{ name: deploy, agent: caller, webhook: {{ hmac: \"{}\" }} }} ]\n",
+            "mcp:\n  servers:\n    - {{ name: srv, transport: stdio, command: [{:?}, {calls:?}], env: {{ API: \"{}\" }}, on_adoption: {{ \"*\": retry }} }}\n    - {{ name: away, endpoint: \"http://127.0.0.1:9/mcp\", headers: {{ Authorization: \"Bearer {}\" }} }}\nagents:\n  - {{ name: caller, description: C., instruction: Call., tools: [\"srv.*\"] }}\ntriggers: [ {{ name: deploy, agent: caller, webhook: {{ hmac: \"{{{{secret:HOOK_SECRET}}}}\" }} }} ]\n",
             scripted_mcp(),
             SECRETS[6],
             SECRETS[1],
-            SECRETS[5],
         );
-    let mut cluster = Cluster::start_in(Plan::one(mesh), &[("TOWLINE_LOG_FORMAT", "json")]).await;
+    let mut cluster =
+        Cluster::start_in(Plan::one(mesh), &[("TOWLINE_LOG_FORMAT", "json"), ("HOOK_SECRET", SECRETS[5])]).await;
     let url = cluster.nodes[0].url.clone();
     let prompt = format!("{} {} password={} write to {}", SAID[0], SECRETS[3], SECRETS[0], SECRETS[4]);
     let first = ask(&cluster, "m-1", &prompt).await;
@@ -50,6 +54,14 @@ async fn no_secret_and_no_prompt_is_in_the_log_of_a_node_and_lines_of_a_task_nam
     let changed = run_cli(["log", "level", "debug", "--server", &url]).await;
     assert!(changed.code == 0 && changed.stdout.contains("towline=debug"), "{changed:?}");
     ask(&cluster, "m-2", &prompt).await;
+    eventually("what nobody hears at the usual level", async || {
+        // What is no HTTP is told at debug.
+        let mut stream = TcpStream::connect(url.trim_start_matches("http://")).await.unwrap();
+        stream.write_all(b"no such thing as HTTP\r\n\r\n").await.unwrap();
+        stream.read_to_end(&mut Vec::new()).await.unwrap();
+        cluster.nodes[0].log_text().contains("\"level\":\"DEBUG\"").then_some(())
+    })
+    .await;
     let wrong = run_cli(["log", "level", "towline=loud", "--server", &url]).await;
     assert!(wrong.code != 0 && wrong.stderr.contains("write info, or towline=debug"), "{wrong:?}");
     let back = run_cli(["log", "level", "default", "--server", &url]).await;
@@ -66,7 +78,10 @@ async fn no_secret_and_no_prompt_is_in_the_log_of_a_node_and_lines_of_a_task_nam
     for line in lines.iter().filter(|line| is_level(line, &["INFO", "WARN", "ERROR"])) {
         assert!(!SAID.iter().any(|said| line.to_string().contains(said)), "{line}");
     }
-    assert!(lines.iter().any(|line| is_level(line, &["DEBUG"])), "the level was changed while it ran");
+    assert!(
+        !lines.iter().any(|line| line["target"].as_str().unwrap().starts_with("genai")),
+        "it tells what a model said"
+    );
     let events: Vec<&str> = lines.iter().filter_map(|line| line["fields"]["event"].as_str()).collect();
     for event in ["node.up", "task.leased", "task.ended"] {
         assert!(events.contains(&event), "{event}: {events:?}");

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use towline_core::{Content, Intent, Metadata, OwnerWord, Part, Step, StepNo};
 use towline_trace::{KeyValue, names};
-use tracing::Instrument as _;
 
 use super::{Running, TaskRunMsg, TaskRunState, Work, ending::what_happened, perform::set};
 use crate::{
+    logs,
     mcp_connection::{CallError, CallEvent, CallRequest, Heard, call_events},
     parked::{Line, ParkedCall},
     prompt,
@@ -73,32 +73,26 @@ impl TaskRunState {
         let canceled = cancel.clone();
         let line = Line::new(self.myself.clone(), no, attempt);
         let told = line.clone();
-        let task = tokio::spawn(
-            async move {
-                let calling = async {
-                    match handle {
-                        Some(handle) => handle.call(request, canceled).await,
-                        None => Err(CallError {
-                            error_type: "server_unavailable".into(),
-                            message: format!(
-                                "call {server}.{}: the server is not configured on this node",
-                                request.tool
-                            ),
-                            may_have_happened: false,
-                        }),
-                    }
-                };
-                let result = tokio::select! {
-                    biased;
-                    result = calling => result,
-                    never = listen(heard, &told, (no, attempt)) => match never {},
-                };
-                let known = what_happened(&result);
-                told.returned(result);
-                known
-            }
-            .instrument(self.logs.clone()),
-        );
+        let task = logs::spawn(&self.logs, async move {
+            let calling = async {
+                match handle {
+                    Some(handle) => handle.call(request, canceled).await,
+                    None => Err(CallError {
+                        error_type: "server_unavailable".into(),
+                        message: format!("call {server}.{}: the server is not configured on this node", request.tool),
+                        may_have_happened: false,
+                    }),
+                }
+            };
+            let result = tokio::select! {
+                biased;
+                result = calling => result,
+                never = listen(heard, &told, (no, attempt)) => match never {},
+            };
+            let known = what_happened(&result);
+            told.returned(result);
+            known
+        });
         Work::Call { cancel, task: AbortOnDropHandle::new(task), line: Some(line) }
     }
 

@@ -6,11 +6,11 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use towline_cluster::{BlobError, ClusterHandle};
 use towline_core::{Asked, Intent, Message, Principal, Step, StepNo};
 use towline_trace::{KeyValue, Span, names};
-use tracing::Instrument as _;
 
 use super::{AgentContext, Running, TaskRunMsg, TaskRunState, Work};
 use crate::{
     delegation::{DelegationActor, DelegationArguments, Job},
+    logs,
     mailbox::Mail,
     model::{ChatMessage, ModelError, ModelRequest},
     prompt, stored, thinking,
@@ -65,16 +65,13 @@ impl TaskRunState {
         let read = (self.view.history.first().cloned(), self.view.journal.clone());
         let cancel = CancellationToken::new();
         let canceled = cancel.clone();
-        let task = tokio::spawn(
-            async move {
-                tokio::select! {
-                    () = canceled.cancelled() => {}
-                    () = ask_model(context, myself, (no, attempt), request, read) => {}
-                }
-                None
+        let task = logs::spawn(&self.logs, async move {
+            tokio::select! {
+                () = canceled.cancelled() => {}
+                () = ask_model(context, myself, (no, attempt), request, read) => {}
             }
-            .instrument(self.logs.clone()),
-        );
+            None
+        });
         Work::Call { cancel, task: AbortOnDropHandle::new(task), line: None }
     }
 

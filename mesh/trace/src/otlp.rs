@@ -173,7 +173,7 @@ impl Target {
         match self.protocol {
             Protocol::Grpc => {
                 let (channel, metadata) = self.channel()?;
-                Ok(MetricSender::Grpc(MetricsServiceClient::new(channel), metadata))
+                Ok(MetricSender::Grpc(Box::new(MetricsServiceClient::new(channel)), metadata))
             }
             Protocol::HttpProtobuf => self.http().map(MetricSender::Http),
         }
@@ -288,7 +288,7 @@ impl HttpExporter {
 /// Sends metrics.
 #[derive(Debug)]
 pub(crate) enum MetricSender {
-    Grpc(MetricsServiceClient<Channel>, MetadataMap),
+    Grpc(Box<MetricsServiceClient<Channel>>, MetadataMap),
     Http(HttpExporter),
 }
 
