@@ -95,7 +95,9 @@ impl Line {
 impl Held {
     fn say(&self, message: TaskRunMsg) {
         // A run that has stopped finds the result when the next one takes the call up.
-        let _ = self.run.as_ref().map(|run| run.cast(message.into()));
+        if let Some(run) = &self.run {
+            let _ = run.cast(message.into());
+        }
     }
 }
 
