@@ -11,8 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 use towline_core::{Epoch, TaskId};
+use towline_trace::metrics::instruments::RESTARTS;
 
-use crate::task_run::{AgentContext, Leave, TaskRunActor, TaskRunArguments, TaskRunMsg};
+use crate::{
+    mailbox::{Addressed, Mail},
+    task_run::{AgentContext, Leave, TaskRunActor, TaskRunArguments, TaskRunMsg},
+};
 
 /// Crashes of one task's runs after which the task ends as failed: what crashed that often crashes again.
 const MAX_CRASHES: u32 = 3;
@@ -39,6 +43,10 @@ pub(crate) enum AgentMsg {
     Restart { task: TaskId },
 }
 
+impl Addressed for AgentMsg {
+    const KIND: &'static str = "agent";
+}
+
 /// A task of this agent on this node.
 struct Run {
     epoch: Epoch,
@@ -47,10 +55,10 @@ struct Run {
 }
 
 enum Stage {
-    Runs(ActorRef<TaskRunMsg>),
+    Runs(ActorRef<Mail<TaskRunMsg>>),
     /// It was told to stop. If `again`, another run starts when it has.
     Stops {
-        actor: ActorRef<TaskRunMsg>,
+        actor: ActorRef<Mail<TaskRunMsg>>,
         again: bool,
     },
     /// It crashed and waits to be started again.
@@ -60,7 +68,7 @@ enum Stage {
 }
 
 pub(crate) struct AgentState {
-    myself: ActorRef<AgentMsg>,
+    myself: ActorRef<Mail<AgentMsg>>,
     context: Arc<AgentContext>,
     runs: BTreeMap<TaskId, Run>,
     leave: Option<Leave>,
@@ -69,13 +77,13 @@ pub(crate) struct AgentState {
 pub(crate) struct AgentActor;
 
 impl Actor for AgentActor {
-    type Msg = AgentMsg;
+    type Msg = Mail<AgentMsg>;
     type State = AgentState;
     type Arguments = Arc<AgentContext>;
 
     async fn pre_start(
         &self,
-        myself: ActorRef<AgentMsg>,
+        myself: ActorRef<Mail<AgentMsg>>,
         context: Arc<AgentContext>,
     ) -> Result<AgentState, ActorProcessingErr> {
         Ok(AgentState { myself, context, runs: BTreeMap::new(), leave: None })
@@ -83,11 +91,11 @@ impl Actor for AgentActor {
 
     async fn handle(
         &self,
-        _: ActorRef<AgentMsg>,
-        message: AgentMsg,
+        _: ActorRef<Mail<AgentMsg>>,
+        message: Mail<AgentMsg>,
         state: &mut AgentState,
     ) -> Result<(), ActorProcessingErr> {
-        match message {
+        match message.open() {
             AgentMsg::Start { task, epoch } => state.start(task, epoch).await,
             AgentMsg::Stop { task } => state.stop(task),
             AgentMsg::Sync { leases } => state.sync(leases).await,
@@ -100,7 +108,7 @@ impl Actor for AgentActor {
 
     async fn handle_supervisor_evt(
         &self,
-        _: ActorRef<AgentMsg>,
+        _: ActorRef<Mail<AgentMsg>>,
         event: SupervisionEvent,
         state: &mut AgentState,
     ) -> Result<(), ActorProcessingErr> {
@@ -112,7 +120,7 @@ impl Actor for AgentActor {
         Ok(())
     }
 
-    async fn post_stop(&self, _: ActorRef<AgentMsg>, state: &mut AgentState) -> Result<(), ActorProcessingErr> {
+    async fn post_stop(&self, _: ActorRef<Mail<AgentMsg>>, state: &mut AgentState) -> Result<(), ActorProcessingErr> {
         state.stop_all();
         let actors = state.runs.values().filter_map(|run| match &run.stage {
             Stage::Runs(actor) | Stage::Stops { actor, .. } => Some(actor.clone()),
@@ -238,19 +246,20 @@ impl AgentState {
         }
         let Some(run) = self.runs.get_mut(&task) else { return };
         run.crashes += 1;
+        RESTARTS.one(&[TaskRunMsg::KIND]);
         tracing::error!(%task, agent = %self.context.agent.name, crashes = run.crashes, reason, "run crashed");
         let wait = FIRST_RESTART_WAIT * 2u32.pow(run.crashes.min(8));
         run.stage = Stage::Rests { reason };
-        self.myself.send_after(wait, move || AgentMsg::Restart { task });
+        self.myself.send_after(wait, move || AgentMsg::Restart { task }.into());
     }
 }
 
-fn tell_to_stop(actor: &ActorRef<TaskRunMsg>) {
+fn tell_to_stop(actor: &ActorRef<Mail<TaskRunMsg>>) {
     // One that has stopped already needs no word; its end is on its way here.
-    let _ = actor.cast(TaskRunMsg::Stop);
+    let _ = actor.cast(TaskRunMsg::Stop.into());
 }
 
-fn tell_to_leave(actor: &ActorRef<TaskRunMsg>, leave: Option<Leave>) {
+fn tell_to_leave(actor: &ActorRef<Mail<TaskRunMsg>>, leave: Option<Leave>) {
     // One that has stopped has left.
-    let _ = actor.cast(TaskRunMsg::Leave(leave));
+    let _ = actor.cast(TaskRunMsg::Leave(leave).into());
 }

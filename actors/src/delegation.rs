@@ -23,7 +23,7 @@ use towline_a2a::{A2aClient, ClientError, RemoteTask};
 use towline_cluster::BlobError;
 use towline_core::{Artifact, Handover, Message, NodeId, Outcome, Part, StepNo, TaskId, TaskState, TraceContext};
 
-use crate::{orphans::Orphan, shared::Shared, stored, task_run::TaskRunMsg};
+use crate::{logs, mailbox::Mail, orphans::Orphan, shared::Shared, stored, task_run::TaskRunMsg};
 
 /// Longest time that a peer gets to hear of a cancellation.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -119,13 +119,13 @@ pub(crate) enum DelegationMsg {
 pub(crate) struct DelegationArguments {
     pub job: Job,
     pub shared: Arc<Shared>,
-    pub run: ActorRef<TaskRunMsg>,
+    pub run: ActorRef<Mail<TaskRunMsg>>,
 }
 
 pub(crate) struct DelegationState {
     job: Job,
     shared: Arc<Shared>,
-    run: ActorRef<TaskRunMsg>,
+    run: ActorRef<Mail<TaskRunMsg>>,
     follower: Option<AbortOnDropHandle<()>>,
     canceling: Option<AbortOnDropHandle<()>>,
 }
@@ -169,7 +169,7 @@ impl DelegationState {
         }
         let message = TaskRunMsg::News { step: self.job.step, attempt: self.job.attempt, news };
         // A run that has stopped wants no news.
-        let _ = self.run.cast(message);
+        let _ = self.run.cast(message.into());
     }
 
     /// Children in this mesh are canceled by the core, together with their parent.
@@ -181,12 +181,13 @@ impl DelegationState {
             return;
         };
         let (job, shared) = (self.job.clone(), Arc::clone(&self.shared));
-        self.canceling = Some(AbortOnDropHandle::new(tokio::spawn(async move {
-            let orphan = Orphan { target: job.target.clone(), peer_task: task, trace: job.trace };
-            cancel_orphan(shared, job.task, orphan).await;
-            // Nobody else stops this actor now, and one that has stopped needs no word.
-            let _ = myself.cast(DelegationMsg::Canceled);
-        })));
+        self.canceling =
+            Some(AbortOnDropHandle::new(logs::spawn(&logs::of_task(self.job.task, &self.job.trace), async move {
+                let orphan = Orphan { target: job.target.clone(), peer_task: task, trace: job.trace };
+                cancel_orphan(shared, job.task, orphan).await;
+                // Nobody else stops this actor now, and one that has stopped needs no word.
+                let _ = myself.cast(DelegationMsg::Canceled);
+            })));
     }
 }
 
@@ -202,7 +203,8 @@ pub(crate) async fn cancel_orphan(shared: Arc<Shared>, task: TaskId, orphan: Orp
 }
 
 fn follow(job: Job, shared: Arc<Shared>, actor: ActorRef<DelegationMsg>) -> AbortOnDropHandle<()> {
-    let follower: JoinHandle<()> = tokio::spawn(async move {
+    let logs = logs::of_task(job.task, &job.trace);
+    let follower: JoinHandle<()> = logs::spawn(&logs, async move {
         let tell = |news| {
             // An actor that has stopped wants no news.
             let _ = actor.cast(DelegationMsg::News(news));

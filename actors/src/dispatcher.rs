@@ -17,11 +17,13 @@ use std::{
 use tokio::sync::{Semaphore, broadcast::error::RecvError};
 use tokio_util::task::AbortOnDropHandle;
 use towline_core::{AgentName, Draining, Effect, Epoch, TaskId};
+use towline_trace::metrics::instruments::RESTARTS;
 
 use crate::{
     agent::{AgentActor, AgentMsg},
     config::AgentConfig,
     lacking,
+    mailbox::{Addressed, Mail},
     mcp_connection::McpHandle,
     orphans,
     push::{Push, PushActor, PushMsg},
@@ -45,6 +47,10 @@ const FIRST_RESTART_WAIT: Duration = Duration::from_millis(200);
 /// Longest time that the agents have to stop.
 const AGENTS_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
+impl Addressed for DispatcherMsg {
+    const KIND: &'static str = "dispatcher";
+}
+
 /// Messages of the dispatcher actor.
 pub(crate) enum DispatcherMsg {
     /// A hint of the cluster.
@@ -64,9 +70,9 @@ pub(crate) enum DispatcherMsg {
 }
 
 pub(crate) struct DispatcherState {
-    myself: ActorRef<DispatcherMsg>,
+    myself: ActorRef<Mail<DispatcherMsg>>,
     shared: Arc<Shared>,
-    agents: BTreeMap<AgentName, ActorRef<AgentMsg>>,
+    agents: BTreeMap<AgentName, ActorRef<Mail<AgentMsg>>>,
     /// Agents that crashed and rest until then.
     resting: BTreeMap<AgentName, Instant>,
     connections: BTreeMap<ActorId, String>,
@@ -82,13 +88,13 @@ pub(crate) struct DispatcherState {
 pub(crate) struct DispatcherActor;
 
 impl Actor for DispatcherActor {
-    type Msg = DispatcherMsg;
+    type Msg = Mail<DispatcherMsg>;
     type State = DispatcherState;
     type Arguments = Arc<Shared>;
 
     async fn pre_start(
         &self,
-        myself: ActorRef<DispatcherMsg>,
+        myself: ActorRef<Mail<DispatcherMsg>>,
         shared: Arc<Shared>,
     ) -> Result<DispatcherState, ActorProcessingErr> {
         let mut state = DispatcherState {
@@ -115,11 +121,11 @@ impl Actor for DispatcherActor {
 
     async fn handle(
         &self,
-        _: ActorRef<DispatcherMsg>,
-        message: DispatcherMsg,
+        _: ActorRef<Mail<DispatcherMsg>>,
+        message: Mail<DispatcherMsg>,
         state: &mut DispatcherState,
     ) -> Result<(), ActorProcessingErr> {
-        match message {
+        match message.open() {
             DispatcherMsg::Effect(effect) => state.effect(effect).await,
             DispatcherMsg::Reconcile => state.reconcile().await,
             DispatcherMsg::Session(true) => state.reconcile().await,
@@ -149,7 +155,7 @@ impl Actor for DispatcherActor {
 
     async fn handle_supervisor_evt(
         &self,
-        _: ActorRef<DispatcherMsg>,
+        _: ActorRef<Mail<DispatcherMsg>>,
         event: SupervisionEvent,
         state: &mut DispatcherState,
     ) -> Result<(), ActorProcessingErr> {
@@ -165,7 +171,7 @@ impl Actor for DispatcherActor {
 
     async fn post_stop(
         &self,
-        _: ActorRef<DispatcherMsg>,
+        _: ActorRef<Mail<DispatcherMsg>>,
         state: &mut DispatcherState,
     ) -> Result<(), ActorProcessingErr> {
         let agents = std::mem::take(&mut state.agents);
@@ -213,9 +219,10 @@ impl DispatcherState {
     }
 
     fn rest_push(&mut self, reason: &str) {
+        RESTARTS.one(&["push"]);
         let wait = self.restart_wait("push notifications");
         tracing::error!(reason, wait_ms = wait.as_millis() as u64, "push notifications crashed");
-        self.myself.send_after(wait, || DispatcherMsg::RestartPush);
+        self.myself.send_after(wait, || DispatcherMsg::RestartPush.into());
     }
 
     async fn start_triggers(&mut self) -> Result<(), ActorProcessingErr> {
@@ -226,9 +233,10 @@ impl DispatcherState {
     }
 
     fn rest_triggers(&mut self, reason: &str) {
+        RESTARTS.one(&["triggers"]);
         let wait = self.restart_wait("triggers");
         tracing::error!(reason, wait_ms = wait.as_millis() as u64, "triggers crashed");
-        self.myself.send_after(wait, || DispatcherMsg::RestartTriggers);
+        self.myself.send_after(wait, || DispatcherMsg::RestartTriggers.into());
     }
 
     async fn effect(&mut self, effect: Effect) {
@@ -338,7 +346,7 @@ impl DispatcherState {
     }
 
     /// The agent, started if it does not run.
-    async fn agent(&mut self, name: &AgentName) -> Option<ActorRef<AgentMsg>> {
+    async fn agent(&mut self, name: &AgentName) -> Option<ActorRef<Mail<AgentMsg>>> {
         if let Some(agent) = self.agents.get(name) {
             return Some(agent.clone());
         }
@@ -384,16 +392,18 @@ impl DispatcherState {
         let ended = self.agents.iter().find(|(_, agent)| agent.get_id() == child.get_id());
         let Some(name) = ended.map(|(name, _)| name.clone()) else { return };
         self.agents.remove(&name);
+        RESTARTS.one(&[AgentMsg::KIND]);
         let wait = self.restart_wait(name.as_str());
         tracing::error!(agent = %name, reason, wait_ms = wait.as_millis() as u64, "agent crashed");
         self.resting.insert(name, Instant::now() + wait);
-        self.myself.send_after(wait, || DispatcherMsg::Reconcile);
+        self.myself.send_after(wait, || DispatcherMsg::Reconcile.into());
     }
 
     fn rest_connection(&mut self, server: String, reason: &str) {
+        RESTARTS.one(&["mcp_connection"]);
         let wait = self.restart_wait(&server);
         tracing::error!(server, reason, wait_ms = wait.as_millis() as u64, "MCP connection crashed");
-        self.myself.send_after(wait, move || DispatcherMsg::Reconnect { server });
+        self.myself.send_after(wait, move || DispatcherMsg::Reconnect { server }.into());
     }
 
     fn restart_wait(&mut self, child: &str) -> Duration {
@@ -411,12 +421,12 @@ impl DispatcherState {
     }
 }
 
-fn tell(agent: &ActorRef<AgentMsg>, message: AgentMsg) {
+fn tell(agent: &ActorRef<Mail<AgentMsg>>, message: AgentMsg) {
     // An agent that has stopped is started again by the next comparison.
-    let _ = agent.cast(message);
+    let _ = agent.cast(message.into());
 }
 
-fn listen_to_effects(shared: &Arc<Shared>, dispatcher: &ActorRef<DispatcherMsg>) -> AbortOnDropHandle<()> {
+fn listen_to_effects(shared: &Arc<Shared>, dispatcher: &ActorRef<Mail<DispatcherMsg>>) -> AbortOnDropHandle<()> {
     let mut effects = shared.cluster.effects();
     let (dispatcher, shared) = (dispatcher.clone(), Arc::clone(shared));
     AbortOnDropHandle::new(tokio::spawn(async move {
@@ -430,14 +440,14 @@ fn listen_to_effects(shared: &Arc<Shared>, dispatcher: &ActorRef<DispatcherMsg>)
                 Err(RecvError::Lagged(_)) => DispatcherMsg::Reconcile,
                 Err(RecvError::Closed) => return,
             };
-            if dispatcher.cast(message).is_err() {
+            if dispatcher.cast(message.into()).is_err() {
                 return;
             }
         }
     }))
 }
 
-fn listen_to_session(shared: &Arc<Shared>, dispatcher: &ActorRef<DispatcherMsg>) -> AbortOnDropHandle<()> {
+fn listen_to_session(shared: &Arc<Shared>, dispatcher: &ActorRef<Mail<DispatcherMsg>>) -> AbortOnDropHandle<()> {
     let mut session = shared.cluster.session();
     let dispatcher = dispatcher.clone();
     AbortOnDropHandle::new(tokio::spawn(async move {
@@ -446,7 +456,7 @@ fn listen_to_session(shared: &Arc<Shared>, dispatcher: &ActorRef<DispatcherMsg>)
             let now = *session.borrow_and_update();
             if now != alive {
                 alive = now;
-                if dispatcher.cast(DispatcherMsg::Session(alive)).is_err() {
+                if dispatcher.cast(DispatcherMsg::Session(alive).into()).is_err() {
                     return;
                 }
             }
@@ -457,11 +467,11 @@ fn listen_to_session(shared: &Arc<Shared>, dispatcher: &ActorRef<DispatcherMsg>)
     }))
 }
 
-fn tick(dispatcher: &ActorRef<DispatcherMsg>) -> AbortOnDropHandle<()> {
+fn tick(dispatcher: &ActorRef<Mail<DispatcherMsg>>) -> AbortOnDropHandle<()> {
     let dispatcher = dispatcher.clone();
     AbortOnDropHandle::new(tokio::spawn(async move {
         loop {
-            if dispatcher.cast(DispatcherMsg::Reconcile).is_err() {
+            if dispatcher.cast(DispatcherMsg::Reconcile.into()).is_err() {
                 return;
             }
             tokio::time::sleep(RECONCILE_EVERY).await;

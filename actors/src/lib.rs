@@ -20,6 +20,8 @@ pub mod egress;
 mod errands;
 mod error;
 mod lacking;
+mod logs;
+mod mailbox;
 pub mod mcp_connection;
 pub mod model;
 mod orphans;
@@ -53,6 +55,7 @@ pub use task_run::MAX_DEPTH;
 pub use traits::Traits;
 
 use dispatcher::{DispatcherActor, DispatcherMsg};
+use mailbox::Mail;
 use shared::Shared;
 
 /// How long a node waits for a server without which it must not start.
@@ -66,7 +69,7 @@ const SETTLED_POLL: Duration = Duration::from_millis(100);
 
 /// This node's part of the mesh: its agents and what they use.
 pub struct Mesh {
-    dispatcher: ActorRef<DispatcherMsg>,
+    dispatcher: ActorRef<Mail<DispatcherMsg>>,
     shared: Arc<Shared>,
 }
 
@@ -130,7 +133,7 @@ impl Mesh {
     /// Begins nothing new, and waits until nothing is under way that must not run twice, or the time is over: then this
     /// node can give up its leases and leave no doubt.
     pub async fn settle(&self, limit: Duration) {
-        if self.dispatcher.cast(DispatcherMsg::Quiet).is_err() {
+        if self.dispatcher.cast(DispatcherMsg::Quiet.into()).is_err() {
             return;
         }
         let settled = async {

@@ -12,6 +12,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use towline_core::{Outcome, StepNo, TaskId};
 
 use crate::{
+    mailbox::Mail,
     mcp_connection::{CallError, Question, ToolResult},
     task_run::TaskRunMsg,
 };
@@ -31,13 +32,13 @@ pub(crate) struct Line(Arc<Mutex<Held>>);
 struct Held {
     step: StepNo,
     attempt: u32,
-    run: Option<ActorRef<TaskRunMsg>>,
+    run: Option<ActorRef<Mail<TaskRunMsg>>>,
     question: Option<Question>,
     result: Option<Returned>,
 }
 
 impl Line {
-    pub(crate) fn new(run: ActorRef<TaskRunMsg>, step: StepNo, attempt: u32) -> Self {
+    pub(crate) fn new(run: ActorRef<Mail<TaskRunMsg>>, step: StepNo, attempt: u32) -> Self {
         Self(Arc::new(Mutex::new(Held { step, attempt, run: Some(run), question: None, result: None })))
     }
 
@@ -74,7 +75,7 @@ impl Line {
     }
 
     /// Another run has the call: it passes the person's answer on and hears what happened meanwhile.
-    pub(crate) fn take(&self, run: ActorRef<TaskRunMsg>, attempt: u32, answer: Option<String>) {
+    pub(crate) fn take(&self, run: ActorRef<Mail<TaskRunMsg>>, attempt: u32, answer: Option<String>) {
         let mut held = self.held();
         (held.run, held.attempt) = (Some(run), attempt);
         if let (Some(question), Some(answer)) = (held.question.take(), answer) {
@@ -94,7 +95,9 @@ impl Line {
 impl Held {
     fn say(&self, message: TaskRunMsg) {
         // A run that has stopped finds the result when the next one takes the call up.
-        let _ = self.run.as_ref().map(|run| run.cast(message));
+        if let Some(run) = &self.run {
+            let _ = run.cast(message.into());
+        }
     }
 }
 

@@ -22,6 +22,22 @@ mod relay;
 mod spans;
 mod view;
 
+use crate::{
+    config::AgentConfig,
+    decision::{self, Next, Situation},
+    delegation::{DelegationMsg, News},
+    logs,
+    mailbox::{Addressed, Mail},
+    mcp_connection::{CallError, ToolResult},
+    model::ModelError,
+    outbox::Outbox,
+    parked::Line,
+    prompt,
+    shared::{Model, Permits, Shared},
+    thinking::Progress,
+    toolbox::{Planned, Toolbox, sent_in},
+};
+use calls::Aside;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,22 +51,7 @@ use towline_core::{
     Command, Doubt, Epoch, Intent, Message, Metadata, ModelAnswer, Outcome, OwnerReport, OwnerWord, Part, Principal,
     Proposal, Rejection, Role, Step, StepNo, TaskId, TaskState, ToolCall, TraceContext,
 };
-use towline_trace::{KeyValue, LostSpan, Span, names};
-
-use crate::{
-    config::AgentConfig,
-    decision::{self, Next, Situation},
-    delegation::{DelegationMsg, News},
-    mcp_connection::{CallError, ToolResult},
-    model::ModelError,
-    outbox::Outbox,
-    parked::Line,
-    prompt,
-    shared::{Model, Permits, Shared},
-    thinking::Progress,
-    toolbox::{Planned, Toolbox, sent_in},
-};
-use calls::Aside;
+use towline_trace::{KeyValue, LostSpan, Span, metrics::instruments::ADOPTION_WAIT, names};
 use view::View;
 
 pub(crate) use leaving::Leave;
@@ -121,6 +122,10 @@ pub(crate) enum TaskRunMsg {
     Stop,
 }
 
+impl Addressed for TaskRunMsg {
+    const KIND: &'static str = "task_run";
+}
+
 pub(crate) struct TaskRunArguments {
     pub context: Arc<AgentContext>,
     pub task: TaskId,
@@ -166,7 +171,7 @@ enum Work {
 }
 
 pub(crate) struct TaskRunState {
-    myself: ActorRef<TaskRunMsg>,
+    myself: ActorRef<Mail<TaskRunMsg>>,
     context: Arc<AgentContext>,
     epoch: Epoch,
     view: View,
@@ -177,6 +182,8 @@ pub(crate) struct TaskRunState {
     give_up: Option<String>,
     turn: Option<Span>,
     turn_context: TraceContext,
+    /// What the lines of the log say that belong to the task.
+    logs: tracing::Span,
     lost: Vec<LostSpan>,
     step_spans: BTreeMap<StepNo, Span>,
     mine: BTreeSet<StepNo>,
@@ -214,13 +221,13 @@ pub(crate) struct TaskRunState {
 pub(crate) struct TaskRunActor;
 
 impl Actor for TaskRunActor {
-    type Msg = TaskRunMsg;
+    type Msg = Mail<TaskRunMsg>;
     type State = TaskRunState;
     type Arguments = TaskRunArguments;
 
     async fn pre_start(
         &self,
-        myself: ActorRef<TaskRunMsg>,
+        myself: ActorRef<Mail<TaskRunMsg>>,
         arguments: TaskRunArguments,
     ) -> Result<TaskRunState, ActorProcessingErr> {
         let TaskRunArguments { context, task, epoch, received, give_up } = arguments;
@@ -241,6 +248,7 @@ impl Actor for TaskRunActor {
             give_up,
             turn: None,
             turn_context: view.turn.parent,
+            logs: logs::of_task(task, &view.trace),
             view,
             lost: Vec::new(),
             step_spans: BTreeMap::new(),
@@ -273,11 +281,11 @@ impl Actor for TaskRunActor {
 
     async fn handle(
         &self,
-        _: ActorRef<TaskRunMsg>,
-        message: TaskRunMsg,
+        _: ActorRef<Mail<TaskRunMsg>>,
+        message: Mail<TaskRunMsg>,
         state: &mut TaskRunState,
     ) -> Result<(), ActorProcessingErr> {
-        match message {
+        match message.open() {
             TaskRunMsg::Prepared { permits, toolbox, waited } => {
                 state.permit_wait += waited;
                 state.prepared(permits, toolbox).await?;
@@ -331,7 +339,7 @@ impl Actor for TaskRunActor {
     /// Children are delegations. One that ends before its run has let it go has crashed.
     async fn handle_supervisor_evt(
         &self,
-        _: ActorRef<TaskRunMsg>,
+        _: ActorRef<Mail<TaskRunMsg>>,
         event: SupervisionEvent,
         state: &mut TaskRunState,
     ) -> Result<(), ActorProcessingErr> {
@@ -345,7 +353,11 @@ impl Actor for TaskRunActor {
         state.advance().await
     }
 
-    async fn post_stop(&self, _: ActorRef<TaskRunMsg>, state: &mut TaskRunState) -> Result<(), ActorProcessingErr> {
+    async fn post_stop(
+        &self,
+        _: ActorRef<Mail<TaskRunMsg>>,
+        state: &mut TaskRunState,
+    ) -> Result<(), ActorProcessingErr> {
         state.shut_down().await;
         Ok(())
     }
@@ -371,7 +383,7 @@ impl TaskRunState {
             return;
         }
         let (context, myself) = (Arc::clone(&self.context), self.myself.clone());
-        self.preparing = Some(AbortOnDropHandle::new(tokio::spawn(async move {
+        self.preparing = Some(AbortOnDropHandle::new(logs::spawn(&self.logs, async move {
             context.shared.await_servers(&context.agent).await;
             let toolbox = context.shared.toolbox(&context.agent);
             let node = Arc::clone(&context.shared.permits);
@@ -379,7 +391,7 @@ impl TaskRunState {
             // The semaphores are never closed.
             let Some(permits) = Permits::acquire(context.permits.clone(), node).await else { return };
             // A run that has stopped gives the permit back by dropping the message.
-            let _ = myself.cast(TaskRunMsg::Prepared { permits, toolbox, waited: since.elapsed() });
+            let _ = myself.cast(TaskRunMsg::Prepared { permits, toolbox, waited: since.elapsed() }.into());
         })));
     }
 
@@ -422,6 +434,7 @@ impl TaskRunState {
         self.begins += 1;
         if self.begins == 1 {
             self.lost = spans::lost(&self.view);
+            self.measure_adoption();
         }
         if self.turn.is_none() {
             let waited = u64::try_from(self.received.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -447,6 +460,15 @@ impl TaskRunState {
         self.pump();
     }
 
+    /// A task that came from a lost node goes on. Clocks differ, so a wait can look like less than nothing.
+    fn measure_adoption(&self) {
+        let Some(adoption) = self.view.adoption.as_ref().filter(|adoption| adoption.epoch == self.epoch) else {
+            return;
+        };
+        let waited = Duration::from_millis(self.view.now.0.saturating_sub(adoption.at.0));
+        ADOPTION_WAIT.add(waited.as_secs_f64(), &[self.context.agent.name.as_str()]);
+    }
+
     fn model_name(&self) -> String {
         self.context.model().map(|model| model.name.clone()).unwrap_or_default()
     }
@@ -461,7 +483,7 @@ impl TaskRunState {
         let shows_text_only = report.words.iter().all(|word| matches!(word, OwnerWord::Chunk { .. }));
         let parent = (!shows_text_only).then_some(self.turn_context);
         let proposing = propose(Arc::clone(&self.context), self.myself.clone(), report, parent);
-        self.proposing = Some(AbortOnDropHandle::new(tokio::spawn(proposing)));
+        self.proposing = Some(AbortOnDropHandle::new(logs::spawn(&self.logs, proposing)));
     }
 
     async fn committed(&mut self, number: u64) -> Result<(), ActorProcessingErr> {
@@ -530,10 +552,10 @@ impl TaskRunState {
     fn watch_deadline(&mut self) {
         let Some(remaining) = self.remaining_ms() else { return };
         let myself = self.myself.clone();
-        self.deadline = Some(AbortOnDropHandle::new(tokio::spawn(async move {
+        self.deadline = Some(AbortOnDropHandle::new(logs::spawn(&self.logs, async move {
             tokio::time::sleep(Duration::from_millis(remaining)).await;
             // A run that has stopped has no deadline.
-            let _ = myself.cast(TaskRunMsg::DeadlinePassed);
+            let _ = myself.cast(TaskRunMsg::DeadlinePassed.into());
         })));
     }
 
@@ -856,7 +878,7 @@ async fn kept(cluster: &ClusterHandle, report: OwnerReport) -> OwnerReport {
 /// Proposes a report until its fate is known: the same number each time, so that it is applied once.
 async fn propose(
     context: Arc<AgentContext>,
-    run: ActorRef<TaskRunMsg>,
+    run: ActorRef<Mail<TaskRunMsg>>,
     report: OwnerReport,
     parent: Option<TraceContext>,
 ) {
@@ -877,7 +899,7 @@ async fn propose(
         }
     };
     // A run that has stopped does not go on.
-    let _ = run.cast(message);
+    let _ = run.cast(message.into());
 }
 
 fn shortened(text: &str) -> String {

@@ -7,6 +7,7 @@ use futures::StreamExt;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use towline_core::{ModelAnswer, Usage};
+use towline_trace::metrics::instruments::MODEL_FIRST_CHUNK;
 
 use crate::model::{Delta, MadeArtifact, ModelError, ModelProvider, ModelRequest, ModelStream, attempt};
 
@@ -76,7 +77,7 @@ pub(crate) async fn think(
         let since = SystemTime::now();
         let mut writer = Writer::new(&mut shown);
         let error = match provider.complete(request.clone()).await {
-            Ok(stream) => match read(stream, &mut writer, &mut progress).await {
+            Ok(stream) => match read(measured(stream, provider, &request, since), &mut writer, &mut progress).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             },
@@ -91,6 +92,24 @@ pub(crate) async fn think(
         progress(Progress::AskedAgain { attempt: cuts + 1, error });
         tokio::time::sleep(delay).await;
     }
+}
+
+/// Tells the metrics when the first delta comes of what was asked for at `since`.
+fn measured(
+    stream: ModelStream,
+    provider: &dyn ModelProvider,
+    request: &ModelRequest,
+    since: SystemTime,
+) -> ModelStream {
+    let (model, provider) = (request.model.clone(), provider.info().name);
+    let mut is_first = true;
+    let tell = move |delta: &Result<Delta, ModelError>| {
+        if delta.is_ok() && std::mem::take(&mut is_first) {
+            let waited = since.elapsed().unwrap_or_default();
+            MODEL_FIRST_CHUNK.add(waited.as_secs_f64(), &[&model, &provider]);
+        }
+    };
+    stream.inspect(tell).boxed()
 }
 
 fn after(cuts: u32, mut error: ModelError) -> ModelError {

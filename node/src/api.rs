@@ -4,6 +4,7 @@
 //! `{"error": {"code": …, "message": …}}`; 503 means that the cluster has no quorum.
 
 mod events;
+mod log_level;
 mod mcp;
 mod mcp_consent;
 mod members;
@@ -45,7 +46,7 @@ use crate::{
     a2a::principal::Caller,
     auth::{self, Auth, audit},
     hooks::{self, Hooks},
-    recovered_spans,
+    metrics, recovered_spans,
     sign_in::SignIns,
     why,
 };
@@ -159,6 +160,8 @@ pub fn for_known(api: Arc<Api>) -> Router {
 
 fn operations() -> Router<Arc<Api>> {
     Router::new()
+        .route("/metrics", get(metrics::show))
+        .merge(log_level::routes())
         .route("/api/v1/cluster", get(cluster))
         .route("/api/v1/cluster/snapshot", get(snapshot))
         .route("/api/v1/agents", get(agents))

@@ -117,11 +117,27 @@ pub enum Command {
     /// The cluster that commands go to, and the session there
     #[command(subcommand)]
     Context(ContextCommand),
+    /// The log of a node
+    #[command(subcommand)]
+    Log(LogCommand),
     /// Writes a completion script for a shell
     #[command(
         after_help = "Examples:\n  towline completion bash > /etc/bash_completion.d/towline\n  source <(towline completion zsh)"
     )]
     Completion(CompletionArgs),
+}
+
+/// `towline log …`
+#[derive(Debug, Subcommand)]
+pub enum LogCommand {
+    /// Shows what a node writes to its log, or changes it until the node stops
+    #[command(
+        after_help = "Examples:\n  towline log level\n  towline log level debug,rmcp=info\n  towline log level default"
+    )]
+    Level {
+        /// As in TOWLINE_LOG; default is what the node began with
+        filter: Option<String>,
+    },
 }
 
 /// `towline init`

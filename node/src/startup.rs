@@ -35,10 +35,12 @@ use crate::{
     a2e::Bridge,
     api::{self, Api},
     auth::{Auth, PublicTls, Sessions},
+    changes,
     config::NodeConfig,
     descriptors,
     error::{CliError, chain},
     mcp_server::McpServer,
+    metrics,
     peer_server::PeerTls,
     sign_in::{self, SignIns},
     telemetry,
@@ -323,6 +325,7 @@ impl Doors {
             hooks: config.hooks.clone(),
             stopping: stopping.clone(),
         });
+        metrics::tell(&api);
         let settings = Arc::new(A2aSettings {
             cluster: cluster.handle(),
             front_door: config.front_door.clone().unwrap_or_else(no_front_door),
@@ -362,6 +365,7 @@ impl Doors {
             serving_public,
             tokio::spawn(listener::serve(ports.peer, tls, peer, close.clone())),
             tokio::spawn(sign_ins.watch(close.clone())),
+            tokio::spawn(changes::follow(cluster.handle(), close.clone())),
         ];
         if let Some(bridge) = &bridge {
             serving.push(tokio::spawn(Arc::clone(bridge).watch(close.clone())));
@@ -376,6 +380,7 @@ impl Doors {
     async fn stop(self, handle: &ClusterHandle, can_resign: bool) {
         self.api.ready.store(false, Ordering::Relaxed);
         self.stopping.cancel();
+        metrics::tell_no_more();
         if can_resign {
             if let Some(mesh) = self.api.mesh.lock().await.as_ref() {
                 mesh.settle(STOP_SETTLE).await;

@@ -1,20 +1,29 @@
 //! Logs of this process, and its part of the traces.
 //!
-//! Logs go to standard error: `TOWLINE_LOG` filters them (as in `info` or `debug,rmcp=info`), `TOWLINE_LOG_FORMAT=json` writes
-//! one object per line. A level without a name is for our own crates: libraries, some of which log what they carry – the
+//! Logs go to standard error: for people where that is a terminal, else as one JSON object per line, or as `TOWLINE_LOG_FORMAT`
+//! (`text`, `json`) says. `TOWLINE_LOG` filters them (as in `info` or `debug,rmcp=info`), and `towline log level` while a node runs.
+//! A level without a name is for our own crates: libraries, some of which log what they carry – the
 //! arguments of a tool, a prompt – go beyond `warn` only by their names. Spans go where `towline-trace` is told.
 
-use tracing_subscriber::{EnvFilter, filter::LevelFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+mod lines;
+
+use std::{io::IsTerminal, sync::OnceLock};
+
+use tracing_subscriber::{
+    EnvFilter, Registry, filter::LevelFilter, layer::SubscriberExt, reload, util::SubscriberInitExt,
+};
 
 use towline_cluster::membership::Identity;
 
 use crate::{config::TelemetrySettings, error::CliError};
+use lines::{Lines, Look};
 
 const FILTER: &str = "TOWLINE_LOG";
 const FORMAT: &str = "TOWLINE_LOG_FORMAT";
-/// Who has done what is told (`audit=off` leaves it out). Libraries speak up when somebody should look; Raft says at `warn` what is everyday life of an election.
+/// Who has done what is told (`audit=off` leaves it out). Libraries speak up when somebody should look; Raft says at `warn` what is everyday life of an election, and
+/// genai at `error` what a model has answered, which may be the prompt again: what fails we say ourselves.
 const DEFAULT_FILTER: &str =
-    "warn,openraft=error,audit=info,towline=info,towline_cluster=info,towline_actors=info,towline_trace=info";
+    "warn,openraft=error,genai=off,audit=info,towline=info,towline_cluster=info,towline_actors=info,towline_trace=info";
 
 /// What speaks for us: our crates, and the audit.
 const OURS: [&str; 7] =
@@ -28,6 +37,8 @@ fn for_ours(wanted: &str) -> String {
             Ok(level) => {
                 directives.push(level.min(LevelFilter::WARN).to_string());
                 directives.push(format!("openraft={}", level.min(LevelFilter::ERROR)));
+                // Who names it hears it.
+                directives.insert(0, "genai=off".to_owned());
                 directives.extend(OURS.map(|target| format!("{target}={level}")));
             }
             Err(_) => directives.push(directive.to_owned()),
@@ -36,23 +47,55 @@ fn for_ours(wanted: &str) -> String {
     directives.join(",")
 }
 
+/// The filter of this process, to be changed while it runs.
+static LEVEL: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+
 /// Starts the logs of a node.
 ///
 /// # Errors
-/// When `TOWLINE_LOG` is no filter.
+/// When `TOWLINE_LOG` is no filter, or `TOWLINE_LOG_FORMAT` no format.
 pub fn start_logs() -> Result<(), CliError> {
-    let wanted = std::env::var(FILTER).ok().filter(|filter| !filter.is_empty());
-    let wanted = wanted.as_deref().unwrap_or(DEFAULT_FILTER);
-    let filter = EnvFilter::try_new(for_ours(wanted))
-        .map_err(|error| CliError::Usage(format!("{FILTER}={wanted:?}: {error}; write info, or towline=debug")))?;
-    let registry = tracing_subscriber::registry().with(filter);
-    let is_json = std::env::var(FORMAT).is_ok_and(|format| format == "json");
-    let started = if is_json {
-        registry.with(fmt::layer().json().with_writer(std::io::stderr)).try_init()
-    } else {
-        registry.with(fmt::layer().with_ansi(false).with_writer(std::io::stderr)).try_init()
+    let wanted = wanted_filter();
+    let filter = filter(&wanted).map_err(|why| CliError::Usage(format!("{FILTER}={wanted:?}: {why}")))?;
+    let look = match std::env::var(FORMAT).ok().filter(|format| !format.is_empty()).as_deref() {
+        Some("json") => Look::Json,
+        Some("text") => Look::Text,
+        Some(other) => return Err(CliError::Usage(format!("{FORMAT}={other:?}: write text or json"))),
+        None if std::io::stderr().is_terminal() => Look::Text,
+        None => Look::Json,
     };
-    started.map_err(CliError::other)
+    let (filter, handle) = reload::Layer::new(filter);
+    let lines = Lines::new(look, std::io::stderr);
+    tracing_subscriber::registry().with(filter).with(lines).try_init().map_err(CliError::other)?;
+    // The subscriber is installed once, and so is this.
+    let _ = LEVEL.set(handle);
+    Ok(())
+}
+
+/// What this process was started with.
+fn wanted_filter() -> String {
+    std::env::var(FILTER).ok().filter(|filter| !filter.is_empty()).unwrap_or_else(|| DEFAULT_FILTER.to_owned())
+}
+
+fn filter(wanted: &str) -> Result<EnvFilter, String> {
+    EnvFilter::try_new(for_ours(wanted)).map_err(|error| format!("{error}; write info, or towline=debug"))
+}
+
+/// What is written to the log at the moment.
+pub(crate) fn level() -> String {
+    LEVEL.get().and_then(|handle| handle.with_current(ToString::to_string).ok()).unwrap_or_default()
+}
+
+/// Has other lines written from now on; an empty filter is the one that this process began with. Tells the new one.
+///
+/// # Errors
+/// When it is no filter: all stays as it is.
+pub(crate) fn set_level(wanted: &str) -> Result<String, String> {
+    let wanted = if wanted.trim().is_empty() { wanted_filter() } else { wanted.to_owned() };
+    let filter = filter(&wanted)?;
+    let handle = LEVEL.get().ok_or("this process writes no log of its own")?;
+    handle.reload(filter).map_err(|error| error.to_string())?;
+    Ok(level())
 }
 
 /// Starts the traces of a node. The guard flushes them when it is dropped.
@@ -71,6 +114,7 @@ pub fn start_traces(settings: &TelemetrySettings, identity: &Identity) -> Result
         ca: settings.ca.clone(),
         sample: settings.sample,
         capture: settings.content,
+        push_metrics: settings.push_metrics,
         ui: settings.jaeger_ui.clone(),
     })
     .map_err(CliError::other)
@@ -87,6 +131,7 @@ mod tests {
             tracing::subscriber::with_default(tracing_subscriber::registry().with(filter), || match target {
                 "rmcp" => tracing::enabled!(target: "rmcp::service", tracing::Level::INFO),
                 "openraft" => tracing::enabled!(target: "openraft", tracing::Level::WARN),
+                "genai" => tracing::enabled!(target: "genai::adapter", tracing::Level::ERROR),
                 "audit" => tracing::enabled!(target: "audit", tracing::Level::INFO),
                 _ => tracing::enabled!(target: "towline_actors::agent", tracing::Level::INFO),
             })
@@ -94,6 +139,7 @@ mod tests {
         for wanted in ["info", "debug", "trace", "TRACE,hyper=off"] {
             assert!(is_heard(wanted, "ours") && is_heard(wanted, "audit"), "{wanted}");
             assert!(!is_heard(wanted, "rmcp") && !is_heard(wanted, "openraft"), "{wanted}");
+            assert!(!is_heard(wanted, "genai"), "{wanted}");
         }
         assert!(is_heard("warn,rmcp=info", "rmcp") && is_heard("rmcp=debug,info", "rmcp"), "by its name");
         assert!(!is_heard("warn", "ours") && !is_heard("info,towline_actors=error", "ours"));

@@ -83,13 +83,17 @@ async fn messages_and_cards_of_one_node_in_memory_are_measured() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn spans_are_measured_alone_and_in_tasks_in_each_way() {
-    let rows = rows(&["trace", "--clients", "2", "--seconds", "1", "--rounds", "1"]).await;
+    let rows = rows(&["trace", "--clients", "2", "--seconds", "1", "--rounds", "1", "--tasks", "100"]).await;
     let seen: Vec<(&str, &str)> =
         rows.iter().map(|row| (row["bench"].as_str().unwrap(), row["subject"].as_str().unwrap())).collect();
     let spans = ["off", "unsampled", "kept", "exported"].map(|way| ("span", way));
     let tasks = ["unsampled", "kept", "exported"].map(|way| ("task", way));
     assert_eq!(seen[..7], [&spans[..], &tasks[..]].concat());
-    assert_eq!(seen[7].0, "trace");
+    let rest: Vec<&str> = seen[7..].iter().map(|(bench, _)| *bench).collect();
+    assert_eq!(rest, ["trace", "trace", "scrape"]);
+    let spans: u32 = seen[8].1.split(' ').next().unwrap().parse().unwrap();
+    assert!(spans >= 1_000, "{seen:?}");
+    assert!(seen[9].1.starts_with("100 tasks"), "{seen:?}");
     assert!(rows[..7].iter().all(|row| row["per_second"].as_f64().unwrap() > 0.0), "{rows:?}");
     assert!(rows[6]["ratio"].as_f64().is_some(), "the tasks are compared with unsampled ones: {rows:?}");
 }

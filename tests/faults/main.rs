@@ -2,11 +2,14 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod abroad;
+mod collector;
 mod in_doubt;
+mod logs;
 mod mcp_asks;
 mod mcp_consent;
 mod mcp_down;
 mod mcp_server;
+mod metrics;
 mod model;
 mod own_mesh;
 mod peer;

@@ -145,6 +145,7 @@ impl TestNode {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TOWLINE_")) {
             command.env_remove(name);
         }
+        command.env("TOWLINE_LOG_FORMAT", "text");
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         if let Some((address, token)) = join {
             command.args(["--join", address]).env("TOWLINE_TOKEN", token);

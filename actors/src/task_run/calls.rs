@@ -12,6 +12,7 @@ use towline_trace::{KeyValue, names};
 
 use super::{Running, TaskRunMsg, TaskRunState, Work, ending::what_happened, perform::set};
 use crate::{
+    logs,
     mcp_connection::{CallError, CallEvent, CallRequest, Heard, call_events},
     parked::{Line, ParkedCall},
     prompt,
@@ -72,7 +73,7 @@ impl TaskRunState {
         let canceled = cancel.clone();
         let line = Line::new(self.myself.clone(), no, attempt);
         let told = line.clone();
-        let task = tokio::spawn(async move {
+        let task = logs::spawn(&self.logs, async move {
             let calling = async {
                 match handle {
                     Some(handle) => handle.call(request, canceled).await,

@@ -86,7 +86,7 @@ impl TaskRunState {
         Some(AbortOnDropHandle::new(tokio::spawn(async move {
             tokio::time::sleep(left).await;
             // A run that has stopped has left.
-            let _ = myself.cast(TaskRunMsg::PatienceOver);
+            let _ = myself.cast(TaskRunMsg::PatienceOver.into());
         })))
     }
 

@@ -203,7 +203,8 @@ impl TaskRunState {
             return;
         }
         running.work = Work::Resting;
-        self.myself.send_after(DELEGATION_RESTART_WAIT * self.delegation_crashes, move || TaskRunMsg::Rested { step });
+        self.myself
+            .send_after(DELEGATION_RESTART_WAIT * self.delegation_crashes, move || TaskRunMsg::Rested { step }.into());
     }
 }
 

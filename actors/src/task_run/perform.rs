@@ -10,6 +10,8 @@ use towline_trace::{KeyValue, Span, names};
 use super::{AgentContext, Running, TaskRunMsg, TaskRunState, Work};
 use crate::{
     delegation::{DelegationActor, DelegationArguments, Job},
+    logs,
+    mailbox::Mail,
     model::{ChatMessage, ModelError, ModelRequest},
     prompt, stored, thinking,
 };
@@ -63,7 +65,7 @@ impl TaskRunState {
         let read = (self.view.history.first().cloned(), self.view.journal.clone());
         let cancel = CancellationToken::new();
         let canceled = cancel.clone();
-        let task = tokio::spawn(async move {
+        let task = logs::spawn(&self.logs, async move {
             tokio::select! {
                 () = canceled.cancelled() => {}
                 () = ask_model(context, myself, (no, attempt), request, read) => {}
@@ -125,7 +127,7 @@ impl TaskRunState {
 
 async fn ask_model(
     context: Arc<AgentContext>,
-    run: ActorRef<TaskRunMsg>,
+    run: ActorRef<Mail<TaskRunMsg>>,
     (step, attempt): (StepNo, u32),
     mut request: ModelRequest,
     read: (Option<Message>, Vec<Step>),
@@ -140,7 +142,7 @@ async fn ask_model(
             request.messages = messages;
             let tell = |progress| {
                 // A run that has stopped shows nothing.
-                let _ = run.cast(TaskRunMsg::Progress { step, attempt, progress });
+                let _ = run.cast(TaskRunMsg::Progress { step, attempt, progress }.into());
             };
             thinking::think(model.provider.as_ref(), request, tell).await
         }
@@ -149,7 +151,7 @@ async fn ask_model(
         }
     };
     // A run that has stopped wants no answer.
-    let _ = run.cast(TaskRunMsg::Thought { step, attempt, answer, toolbox });
+    let _ = run.cast(TaskRunMsg::Thought { step, attempt, answer, toolbox }.into());
 }
 
 /// A message as spans show it.

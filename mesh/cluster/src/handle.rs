@@ -14,7 +14,7 @@ use towline_core::{
     Rejection, Reply, State, TaskId, TraceContext,
 };
 use towline_proto::v1;
-use towline_trace::{Kind, Span, SpanRecord, names};
+use towline_trace::{Kind, Span, SpanRecord, metrics::instruments::PROPOSAL_DURATION, names};
 use uuid::Uuid;
 
 use crate::{
@@ -150,7 +150,9 @@ impl ClusterHandle {
         let command = command_name(&proposal.command);
         let mut span = parent
             .map(|parent| Span::child(format!("{} {command}", names::span::RAFT_PROPOSE), Kind::Internal, parent));
+        let began = Instant::now();
         let result = self.commit(proposal, parent, &mut span).await;
+        PROPOSAL_DURATION.add(began.elapsed().as_secs_f64(), &[command, error_type(&result)]);
         if let Some(span) = &mut span {
             span.set(names::RAFT_COMMAND, command);
             describe(span, &result);
@@ -913,6 +915,15 @@ fn describe(span: &mut Span, result: &Result<(u64, Reply), ProposeError>) {
         Err(ProposeError::Rejected(rejection)) => span.set(names::RAFT_REJECTION, rejection.to_string()),
         Err(error @ ProposeError::Unavailable { .. }) => span.fail(names::error::UNAVAILABLE, &error.to_string()),
         Err(error @ ProposeError::Unknown { .. }) => span.fail(names::error::TIMEOUT, &error.to_string()),
+    }
+}
+
+/// Why a proposal came to nothing, in a word; a refusal is an answer.
+fn error_type<T>(result: &Result<T, ProposeError>) -> &'static str {
+    match result {
+        Ok(_) | Err(ProposeError::Rejected(_)) => "",
+        Err(ProposeError::Unavailable { .. }) => names::error::UNAVAILABLE,
+        Err(ProposeError::Unknown { .. }) => names::error::TIMEOUT,
     }
 }
 

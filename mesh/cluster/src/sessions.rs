@@ -32,6 +32,7 @@ use towline_core::{
     mutants::{self, Mutant},
 };
 use towline_proto::v1;
+use towline_trace::metrics::instruments::LEADER_CHANGES;
 
 use crate::{
     ProposeError,
@@ -427,6 +428,7 @@ async fn catch_up(cluster: &ClusterHandle, leader: RaftLeaderId) {
     };
     if tokio::time::timeout(READY_TIMEOUT, caught_up).await == Ok(true) {
         cluster.leader_sessions().ready(leader, leadership.view());
+        LEADER_CHANGES.one(&[]);
         tracing::info!(node = %cluster.node_id(), "leads");
     }
 }

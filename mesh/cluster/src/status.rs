@@ -38,6 +38,9 @@ pub struct ClusterStatus {
     pub in_touch: bool,
     /// How many voters there are and how many can be lost, in words.
     pub quorum: String,
+    /// How many more voters can be lost; below zero there is no quorum. None where no leader answers.
+    #[serde(default)]
+    pub spare_voters: Option<i64>,
     /// What else could be lost, and what is under way, in words.
     #[serde(default)]
     pub notes: Vec<String>,
@@ -165,6 +168,7 @@ pub(crate) fn of(cluster: &ClusterHandle) -> ClusterStatus {
         leader: metrics.current_leader.map(NodeId),
         term: metrics.current_term,
         quorum: if in_touch { quorums.words(&members) } else { quorums.words_out_of_touch() },
+        spare_voters: if in_touch { quorums.spare(&members) } else { None },
         notes: notes(cluster, &members),
         members,
         committed: metrics.cluster_committed.map_or(0, |log_id| log_id.index).max(told),
@@ -223,10 +227,18 @@ impl Quorums {
         !self.0.is_empty() && self.0.iter().all(|voters| voters.contains(&node.0))
     }
 
-    fn words(&self, members: &[MemberStatus]) -> String {
+    /// The set of voters that can lose the fewest.
+    fn weakest(&self, members: &[MemberStatus]) -> Option<Majority> {
         let up: BTreeSet<u64> = members.iter().filter(|member| is_up(member)).map(|member| member.id.0).collect();
-        let weakest = self.0.iter().map(|voters| Majority::of(voters, &up)).min_by_key(Majority::spare);
-        let Some(weakest) = weakest else { return "no voters are known yet".to_owned() };
+        self.0.iter().map(|voters| Majority::of(voters, &up)).min_by_key(Majority::spare)
+    }
+
+    fn spare(&self, members: &[MemberStatus]) -> Option<i64> {
+        self.weakest(members).and_then(|weakest| i64::try_from(weakest.spare()).ok())
+    }
+
+    fn words(&self, members: &[MemberStatus]) -> String {
+        let Some(weakest) = self.weakest(members) else { return "no voters are known yet".to_owned() };
         let changes = if self.0.len() > 1 { ", while the membership changes" } else { "" };
         format!("{weakest}{changes}")
     }

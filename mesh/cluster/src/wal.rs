@@ -38,13 +38,14 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::{runtime::Handle, sync::mpsc};
 use towline_core::mutants::{self, Mutant};
+use towline_trace::metrics::instruments::LOG_SYNC_DURATION;
 
 use crate::{kill_points, raft::StoreError, seams};
 use disk::{Disk, DiskFile, is_full};
@@ -516,7 +517,9 @@ impl Writer {
 
     fn sync(&mut self) -> io::Result<()> {
         if self.durable < self.end {
+            let began = Instant::now();
             self.file.sync()?;
+            LOG_SYNC_DURATION.add(began.elapsed().as_secs_f64(), &[]);
             self.durable = self.end;
         }
         Ok(())

@@ -87,12 +87,10 @@ fn cut_parts(content: Value, was_cut: &mut bool) -> Value {
 
 /// The content without values whose key names a secret, and without what has the shape of one.
 fn without_secrets(content: Value) -> Value {
-    static KEYS: LazyLock<Regex> =
-        LazyLock::new(|| Regex::new("(?i)key|token|secret|passw|authorization|credential").expect("it is tested"));
     match content {
         Value::Object(fields) => {
             let hidden = |(name, value): (String, Value)| match &value {
-                Value::String(_) | Value::Number(_) if KEYS.is_match(&name) => (name, REDACTED.into()),
+                Value::String(_) | Value::Number(_) if is_secret_name(&name) => (name, REDACTED.into()),
                 Value::Null
                 | Value::Bool(_)
                 | Value::Number(_)
@@ -108,8 +106,15 @@ fn without_secrets(content: Value) -> Value {
     }
 }
 
+/// Whether what has this name is taken for a secret.
+pub fn is_secret_name(name: &str) -> bool {
+    static NAMES: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new("(?i)key|token|secret|passw|authorization|credential").expect("it is tested"));
+    NAMES.is_match(name)
+}
+
 /// A text without bearer tokens, JWTs, API keys, values of what is called a secret, and e-mail addresses.
-fn redacted(text: &str) -> String {
+pub fn redacted(text: &str) -> String {
     static SHAPES: LazyLock<Regex> = LazyLock::new(|| {
         let shapes = [
             r"(?i)\b(?:bearer|basic)\s+[\w.~+/=-]{8,}",

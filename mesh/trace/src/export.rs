@@ -20,8 +20,9 @@ use tokio::runtime::Runtime;
 use crate::{
     Capture, Protocol, SpanCounts, SpanRecord,
     gate::Gate,
+    metrics::push::Pusher,
     names,
-    otlp::{Target, env},
+    otlp::{Signal, Target, env},
     ring::{Bounds, Ring},
     span::{Tracing, clear_installed, set_installed},
 };
@@ -65,6 +66,8 @@ pub struct Settings {
     pub sample: Option<f64>,
     /// How much of what people and models say goes on spans.
     pub capture: Capture,
+    /// Whether metrics are pushed to the endpoint as well.
+    pub push_metrics: bool,
     /// Base URL of a Jaeger UI that shows the traces, without a slash at the end.
     pub ui: Option<String>,
 }
@@ -145,6 +148,7 @@ impl Drop for Guard {
 pub(crate) struct Installation {
     pub tracing: Arc<Tracing>,
     provider: SdkTracerProvider,
+    pusher: Option<Pusher>,
     runtime: Option<Runtime>,
 }
 
@@ -155,13 +159,13 @@ impl Installation {
         let queue = env("OTEL_BSP_MAX_QUEUE_SIZE").and_then(|text| text.parse().ok()).unwrap_or(QUEUE_SPANS);
         let gate = Arc::new(Gate::of(queue));
         let capture = if captures_by_environment() { Capture::Full } else { settings.capture };
-        let (batch, runtime) = match Target::of(&settings)? {
-            Some(target) => {
-                let (batch, runtime) = otlp(target, batch_config(capture, queue), &gate, &resource)?;
-                (Some(batch), Some(runtime))
-            }
-            None => (None, None),
-        };
+        let (spans, metrics) = (Target::of(&settings, Signal::Traces)?, Target::of(&settings, Signal::Metrics)?);
+        let runtime = (spans.is_some() || metrics.is_some()).then(start_runtime).transpose()?;
+        // Channels take the runtime that they are built in.
+        let entered = runtime.as_ref().map(Runtime::enter);
+        let batch = spans.map(|target| batches(target, batch_config(capture, queue), &gate, &resource)).transpose()?;
+        let pusher = metrics.map(|target| Pusher::start(target, &resource)).transpose()?;
+        drop(entered);
         let ring = Ring::new(Bounds::default());
         let pipeline = Pipeline(Arc::new(Stages { ring, batch, gate, service, node: settings.node_name }));
         let builder = SdkTracerProvider::builder().with_span_processor(pipeline.clone()).with_resource(resource);
@@ -173,7 +177,12 @@ impl Installation {
         };
         let scope = InstrumentationScope::builder(SCOPE).with_version(env!("CARGO_PKG_VERSION")).build();
         let tracer = provider.tracer_with_scope(scope.clone());
-        Ok(Self { tracing: Arc::new(Tracing { tracer, scope, pipeline, capture, ui: settings.ui }), provider, runtime })
+        Ok(Self {
+            tracing: Arc::new(Tracing { tracer, scope, pipeline, capture, ui: settings.ui }),
+            provider,
+            pusher,
+            runtime,
+        })
     }
 }
 
@@ -187,6 +196,7 @@ impl Drop for Installation {
         if let Err(error) = self.provider.shutdown_with_timeout(SHUTDOWN_LIMIT) {
             tracing::debug!(%error, "last export of spans");
         }
+        drop(self.pusher.take());
         // Never waits: the application may drop the guard inside a runtime of its own.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -209,25 +219,22 @@ fn resource(settings: &Settings, service: &str) -> Resource {
         .build()
 }
 
-fn otlp(
+fn start_runtime() -> Result<Runtime, InstallError> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(1).thread_name("towline-telemetry").enable_all().build().map_err(InstallError::Runtime)
+}
+
+/// The way of the spans. To be called inside the runtime that sends.
+fn batches(
     target: Target,
     config: BatchConfig,
     gate: &Arc<Gate>,
     resource: &Resource,
-) -> Result<(BatchSpanProcessor, Runtime), InstallError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .thread_name("towline-telemetry")
-        .enable_all()
-        .build()
-        .map_err(InstallError::Runtime)?;
-    // The channel takes the runtime that it is built in.
-    let entered = runtime.enter();
+) -> Result<BatchSpanProcessor, InstallError> {
     let exporter = target.exporter(Arc::clone(gate))?;
-    drop(entered);
     let mut batch = BatchSpanProcessor::builder(exporter).with_batch_config(config).build();
     batch.set_resource(resource);
-    Ok((batch, runtime))
+    Ok(batch)
 }
 
 /// Our defaults, where `OTEL_BSP_*` says nothing: what is set in code would win over the environment. The queue is

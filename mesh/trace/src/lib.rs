@@ -6,18 +6,21 @@
 //! ```text
 //! Span (ends on drop) ──┬──▶ ring of recent spans ──▶ `recent(trace_id)`   always, in memory
 //! report_lost ──────────┘──▶ gate ──▶ batches ──▶ OTLP                      when an endpoint is configured
+//!                        └──▶ instruments ──▶ `metrics::snapshot()`         always, sampled or not
 //! ```
 
 mod content;
 mod export;
 mod gate;
+mod measured;
+pub mod metrics;
 pub mod names;
 mod otlp;
 mod record;
 mod ring;
 mod span;
 
-pub use content::Capture;
+pub use content::{Capture, is_secret_name, redacted};
 pub use export::{Guard, InstallError, Settings, install};
 pub use gate::SpanCounts;
 pub use opentelemetry::{KeyValue, Value};

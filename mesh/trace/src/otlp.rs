@@ -8,7 +8,10 @@ use std::{sync::Arc, time::Duration};
 
 use opentelemetry_otlp::{ExporterBuildError, WithExportConfig, WithTonicConfig};
 use opentelemetry_proto::{
-    tonic::collector::trace::v1::ExportTraceServiceRequest,
+    tonic::collector::{
+        metrics::v1::{ExportMetricsServiceRequest, metrics_service_client::MetricsServiceClient},
+        trace::v1::ExportTraceServiceRequest,
+    },
     transform::{common::tonic::ResourceAttributesWithSchema, trace::tonic::group_spans_by_resource_and_scope},
 };
 use opentelemetry_sdk::{
@@ -20,7 +23,7 @@ use prost::Message;
 use tokio::runtime::Handle;
 use tonic::{
     metadata::{Ascii, MetadataKey, MetadataMap},
-    transport::{Certificate, ClientTlsConfig, Endpoint},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
 };
 
 use crate::{
@@ -32,8 +35,48 @@ use crate::{
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Waits before an HTTP export is tried again; then its spans are given up, and the next batch is sent.
 const HTTP_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(400)];
-/// Where an HTTP collector takes spans, if its address has no path.
-const HTTP_PATH: &str = "/v1/traces";
+
+/// What is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Signal {
+    Traces,
+    Metrics,
+}
+
+impl Signal {
+    /// As the variables spell it.
+    fn name(self) -> &'static str {
+        match self {
+            Signal::Traces => "TRACES",
+            Signal::Metrics => "METRICS",
+        }
+    }
+
+    /// Where an HTTP collector takes it, if its address has no path.
+    fn path(self) -> &'static str {
+        match self {
+            Signal::Traces => "/v1/traces",
+            Signal::Metrics => "/v1/metrics",
+        }
+    }
+
+    /// Whether the variables, or else the settings, want it exported. Collectors of traces alone refuse metrics, so those are sent
+    /// only where somebody asks for it.
+    fn is_wanted(self, settings: &Settings) -> bool {
+        let disabled = env("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        let exporter = env(&format!("OTEL_{}_EXPORTER", self.name()));
+        let exporter = exporter.as_deref();
+        let by_default = match self {
+            Signal::Traces => true,
+            Signal::Metrics => {
+                settings.push_metrics
+                    || exporter == Some("otlp")
+                    || env("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT").is_some()
+            }
+        };
+        !disabled && exporter != Some("none") && by_default
+    }
+}
 
 /// How spans travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,24 +112,31 @@ pub(crate) struct Target {
 
 impl Target {
     /// What the settings and the environment say; none where nothing is to be exported.
-    pub(crate) fn of(settings: &Settings) -> Result<Option<Self>, InstallError> {
-        let disabled = env("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-        let exporter_is_none = env("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
-        if disabled || exporter_is_none {
+    pub(crate) fn of(settings: &Settings, signal: Signal) -> Result<Option<Self>, InstallError> {
+        if !signal.is_wanted(settings) {
             return Ok(None);
         }
-        let protocol = match (settings.protocol, of_traces("PROTOCOL")) {
+        let of_signal = |what: &str| {
+            let own = env(&format!("OTEL_EXPORTER_OTLP_{}_{what}", signal.name()));
+            own.or_else(|| env(&format!("OTEL_EXPORTER_OTLP_{what}")))
+        };
+        let protocol = match (settings.protocol, of_signal("PROTOCOL")) {
             (Some(protocol), _) => protocol,
             (None, Some(text)) => text.parse::<Protocol>().map_err(InstallError::Protocol)?,
             (None, None) => Protocol::Grpc,
         };
         let at_path = |base: String| match protocol {
-            Protocol::HttpProtobuf => format!("{}{HTTP_PATH}", base.trim_end_matches('/')),
+            Protocol::HttpProtobuf => format!("{}{}", base.trim_end_matches('/'), signal.path()),
             Protocol::Grpc => base,
         };
-        let configured = settings.otlp.clone().map(|url| if has_path(&url) { url } else { at_path(url) });
+        // A path that is written is that of the traces.
+        let whole = |url: String| match (signal, url.strip_suffix(Signal::Traces.path())) {
+            (Signal::Metrics, Some(base)) => format!("{base}{}", signal.path()),
+            (Signal::Metrics, None) | (Signal::Traces, _) => url,
+        };
+        let configured = settings.otlp.clone().map(|url| if has_path(&url) { whole(url) } else { at_path(url) });
         let endpoint = configured
-            .or_else(|| env("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
+            .or_else(|| env(&format!("OTEL_EXPORTER_OTLP_{}_ENDPOINT", signal.name())))
             .or_else(|| env("OTEL_EXPORTER_OTLP_ENDPOINT").map(at_path));
         let Some(endpoint) = endpoint else { return Ok(None) };
         match endpoint.split_once("://") {
@@ -95,16 +145,16 @@ impl Target {
             Some(_) => return Err(InstallError::NotHttp(endpoint)),
         }
         let mut headers = settings.headers.clone();
-        // The gRPC exporter reads them itself.
-        if let (Protocol::HttpProtobuf, Some(more)) = (protocol, of_traces("HEADERS")) {
-            headers.extend(pairs(&more));
+        // The gRPC exporter of spans reads them itself.
+        if (protocol, signal) != (Protocol::Grpc, Signal::Traces) {
+            headers.extend(of_signal("HEADERS").map(|more| pairs(&more)).unwrap_or_default());
         }
-        let ca = match (&settings.ca, of_traces("CERTIFICATE")) {
+        let ca = match (&settings.ca, of_signal("CERTIFICATE")) {
             (Some(pem), _) => Some(pem.clone()),
             (None, Some(path)) => Some(std::fs::read(&path).map_err(|source| InstallError::Ca { path, source })?),
             (None, None) => None,
         };
-        let timeout = of_traces("TIMEOUT").and_then(|ms| ms.parse().ok()).map_or(EXPORT_TIMEOUT, Duration::from_millis);
+        let timeout = of_signal("TIMEOUT").and_then(|ms| ms.parse().ok()).map_or(EXPORT_TIMEOUT, Duration::from_millis);
         Ok(Some(Self { endpoint, protocol, headers, ca, timeout }))
     }
 
@@ -118,13 +168,24 @@ impl Target {
         Ok(Exporter { kind, gate, endpoint })
     }
 
-    fn grpc(self) -> Result<opentelemetry_otlp::SpanExporter, InstallError> {
+    /// The way that metrics take. To be called inside the runtime that sends.
+    pub(crate) fn metric_sender(self) -> Result<MetricSender, InstallError> {
+        match self.protocol {
+            Protocol::Grpc => {
+                let (channel, metadata) = self.channel()?;
+                Ok(MetricSender::Grpc(Box::new(MetricsServiceClient::new(channel)), metadata))
+            }
+            Protocol::HttpProtobuf => self.http().map(MetricSender::Http),
+        }
+    }
+
+    fn channel(&self) -> Result<(Channel, MetadataMap), InstallError> {
         let cannot = |reason: String| InstallError::Endpoint { endpoint: self.endpoint.clone(), reason };
         let mut channel = Endpoint::from_shared(self.endpoint.clone()).map_err(|error| cannot(chain(&error)))?;
         if self.endpoint.starts_with("https:") {
             let why = "over gRPC the authority of a collector has to be named: set telemetry.ca, or telemetry.protocol: \
                        http/protobuf, which trusts whom this machine trusts";
-            let pem = self.ca.ok_or_else(|| cannot(why.to_owned()))?;
+            let pem = self.ca.clone().ok_or_else(|| cannot(why.to_owned()))?;
             let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem));
             channel = channel.tls_config(tls).map_err(|error| cannot(chain(&error)))?;
         }
@@ -133,9 +194,14 @@ impl Target {
             let name: MetadataKey<Ascii> = name.to_lowercase().parse().map_err(|_| cannot(bad_header(name)))?;
             metadata.insert(name.clone(), value.parse().map_err(|_| cannot(bad_header(name.as_str())))?);
         }
+        Ok((channel.timeout(self.timeout).connect_lazy(), metadata))
+    }
+
+    fn grpc(self) -> Result<opentelemetry_otlp::SpanExporter, InstallError> {
+        let (channel, metadata) = self.channel()?;
         let builder = opentelemetry_otlp::SpanExporter::builder()
             .with_tonic()
-            .with_channel(channel.timeout(self.timeout).connect_lazy())
+            .with_channel(channel)
             .with_metadata(metadata)
             .with_timeout(self.timeout);
         let failed = |source: ExporterBuildError| InstallError::Exporter { endpoint: self.endpoint.clone(), source };
@@ -201,7 +267,7 @@ impl SpanExporter for Exporter {
 }
 
 #[derive(Debug)]
-struct HttpExporter {
+pub(crate) struct HttpExporter {
     client: reqwest::Client,
     endpoint: String,
     resource: Arc<ResourceAttributesWithSchema>,
@@ -216,6 +282,25 @@ impl HttpExporter {
         let sending = post(self.client.clone(), self.endpoint.clone(), body);
         let sent = self.runtime.spawn(sending).await.unwrap_or_else(|error| Err(error.to_string()));
         sent.map_err(OTelSdkError::InternalFailure)
+    }
+}
+
+/// Sends metrics.
+#[derive(Debug)]
+pub(crate) enum MetricSender {
+    Grpc(Box<MetricsServiceClient<Channel>>, MetadataMap),
+    Http(HttpExporter),
+}
+
+impl MetricSender {
+    pub(crate) async fn send(&mut self, metrics: ExportMetricsServiceRequest) -> Result<(), String> {
+        match self {
+            MetricSender::Grpc(client, metadata) => {
+                let request = tonic::Request::from_parts(metadata.clone(), tonic::Extensions::new(), metrics);
+                client.export(request).await.map(drop).map_err(|status| chain(&status))
+            }
+            MetricSender::Http(http) => post(http.client.clone(), http.endpoint.clone(), metrics.encode_to_vec()).await,
+        }
     }
 }
 
@@ -282,11 +367,6 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// `OTEL_EXPORTER_OTLP_TRACES_…`, or the one of all signals.
-fn of_traces(what: &str) -> Option<String> {
-    env(&format!("OTEL_EXPORTER_OTLP_TRACES_{what}")).or_else(|| env(&format!("OTEL_EXPORTER_OTLP_{what}")))
-}
-
 /// A variable that is set to something.
 pub(crate) fn env(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
@@ -307,7 +387,7 @@ mod tests {
     fn a_path_is_added_for_http_where_there_is_none() {
         let of = |url: &str, protocol| {
             let settings = Settings { otlp: Some(url.to_owned()), protocol: Some(protocol), ..Settings::default() };
-            Target::of(&settings).unwrap().unwrap().endpoint
+            Target::of(&settings, Signal::Traces).unwrap().unwrap().endpoint
         };
         assert_eq!(of("http://x:4318", Protocol::HttpProtobuf), "http://x:4318/v1/traces");
         assert_eq!(of("http://x:4318/", Protocol::HttpProtobuf), "http://x:4318/v1/traces");
@@ -316,10 +396,23 @@ mod tests {
     }
 
     #[test]
+    fn metrics_go_where_spans_go_if_they_are_asked_for() {
+        let of = |url: &str, protocol, push_metrics| {
+            let (otlp, protocol) = (Some(url.to_owned()), Some(protocol));
+            let settings = Settings { otlp, protocol, push_metrics, ..Settings::default() };
+            Target::of(&settings, Signal::Metrics).unwrap().map(|target| target.endpoint)
+        };
+        assert_eq!(of("http://x:4318", Protocol::HttpProtobuf, false), None);
+        assert_eq!(of("http://x:4318", Protocol::HttpProtobuf, true).as_deref(), Some("http://x:4318/v1/metrics"));
+        assert_eq!(of("http://x/o/v1/traces", Protocol::HttpProtobuf, true).as_deref(), Some("http://x/o/v1/metrics"));
+        assert_eq!(of("http://x:4317", Protocol::Grpc, true).as_deref(), Some("http://x:4317"));
+    }
+
+    #[test]
     fn what_cannot_be_exported_to_is_refused_with_the_way_out() {
         let refused = |url: &str| {
             let settings = Settings { otlp: Some(url.to_owned()), ..Settings::default() };
-            let target = Target::of(&settings);
+            let target = Target::of(&settings, Signal::Traces);
             target.and_then(|target| target.unwrap().exporter(Arc::default())).unwrap_err().to_string()
         };
         assert!(refused("x:4317").contains("has no scheme"));

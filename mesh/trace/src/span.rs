@@ -17,7 +17,7 @@ use opentelemetry_sdk::trace::{
 };
 use towline_core::TraceContext;
 
-use crate::{Capture, Kind, SpanCounts, SpanRecord, content, export::Pipeline, names};
+use crate::{Capture, Kind, SpanCounts, SpanRecord, content, export::Pipeline, measured::Measured, names};
 
 /// Longest text of one attribute. The SDK has no such limit, and a batch of 512 spans must fit into the 4 MiB that an
 /// OTLP receiver takes.
@@ -63,7 +63,17 @@ pub struct Span {
     context: TraceContext,
     /// The recording span; none if nothing is recorded.
     recording: Option<SdkSpan>,
+    /// What the instruments are told when it ends.
+    measured: Option<Box<Measured>>,
     capture: Capture,
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        if let Some(measured) = &self.measured {
+            measured.end();
+        }
+    }
 }
 
 impl Span {
@@ -101,8 +111,15 @@ impl Span {
 
     /// Sets an attribute; text beyond 4 KiB is cut.
     pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
+        if self.recording.is_none() && self.measured.is_none() {
+            return;
+        }
+        let value = value.into();
+        if let Some(measured) = &mut self.measured {
+            measured.note(key, &value);
+        }
         let Some(span) = &mut self.recording else { return };
-        let (value, cut) = truncated(value.into());
+        let (value, cut) = truncated(value);
         span.set_attribute(KeyValue::new(key, value));
         if cut {
             span.set_attribute(KeyValue::new(names::CONTENT_TRUNCATED, true));
@@ -131,6 +148,9 @@ impl Span {
 
     /// Marks the span as failed. `error_type` is of low cardinality, `message` is for people.
     pub fn fail(&mut self, error_type: &str, message: &str) {
+        if let Some(measured) = &mut self.measured {
+            measured.failed(error_type);
+        }
         if let Some(span) = &mut self.recording {
             span.set_attribute(KeyValue::new(names::ERROR_TYPE, error_type.to_owned()));
             span.set_status(Status::error(cut(message).to_owned()));
@@ -150,8 +170,9 @@ fn start(
     parent: Option<&TraceContext>,
     since: Option<SystemTime>,
 ) -> Span {
+    let measured = Measured::of(&name, kind, since);
     let Some(tracing) = tracing else {
-        return Span { context: fresh_context(parent), recording: None, capture: Capture::Off };
+        return Span { context: fresh_context(parent), recording: None, measured, capture: Capture::Off };
     };
     let parent_context = match parent {
         Some(parent) => Context::new().with_remote_span_context(otel_context(parent, true)),
@@ -162,7 +183,7 @@ fn start(
     let span = tracing.tracer.build_with_context(builder, &parent_context);
     // The SDK hands out an empty context once it has been shut down.
     let context = core_context(span.span_context()).unwrap_or_else(|| fresh_context(parent));
-    Span { context, recording: span.is_recording().then_some(span), capture: tracing.capture }
+    Span { context, recording: span.is_recording().then_some(span), measured, capture: tracing.capture }
 }
 
 fn fresh_context(parent: Option<&TraceContext>) -> TraceContext {

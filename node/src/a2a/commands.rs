@@ -582,9 +582,11 @@ mod tests {
         }
         for way in ways {
             let Way::Route(verb, path) = way else { continue };
-            // Bytes, which no message holds, another protocol, and codes between a browser and the command line.
+            // Bytes, which no message holds, another protocol, codes between a browser and the command line, and what is of one node alone.
             let is_none = path.starts_with("/blobs")
                 || *path == "/api/v1/cluster/snapshot"
+                || *path == "/metrics"
+                || path.starts_with("/api/v1/log/")
                 || path.starts_with("/mcp")
                 || path.starts_with("/a2e")
                 || path.contains("/login");

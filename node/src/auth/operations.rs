@@ -49,7 +49,7 @@ const fn operation(name: &'static str, floor: Floor, ways: &'static [Way]) -> Op
 }
 
 /// All operations.
-pub(crate) static OPERATIONS: [Operation; 46] = [
+pub(crate) static OPERATIONS: [Operation; 48] = [
     operation("message.send", Everybody, &[Method(a2a::methods::SEND_MESSAGE)]),
     operation("message.stream", Everybody, &[Method(a2a::methods::SEND_STREAMING_MESSAGE)]),
     operation("task.get", Everybody, &[Method(a2a::methods::GET_TASK)]),
@@ -137,6 +137,8 @@ pub(crate) static OPERATIONS: [Operation; 46] = [
         ],
     ),
     operation("auth.whoami", Everybody, &[Route("GET", "/api/v1/auth/whoami")]),
+    operation("metrics.read", Granted, &[Route("GET", "/metrics")]),
+    operation("log.level", OperatorOnly, &[Route("GET", "/api/v1/log/level"), Route("POST", "/api/v1/log/level")]),
     operation("mcp.accept", OperatorOnly, &[Route("POST", "/api/v1/mcp/{server}/accept")]),
     operation(
         "mcp.login",

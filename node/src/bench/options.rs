@@ -231,6 +231,9 @@ pub struct TraceArgs {
     /// How many clients, each with one task at a time
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16])]
     pub(super) clients: Vec<u32>,
+    /// How many tasks are open while /metrics is scraped
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub(super) tasks: u32,
 }
 
 /// `towline bench idle`

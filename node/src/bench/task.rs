@@ -8,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use towline_a2a::{A2aClient, SendOptions, SendReply};
@@ -27,6 +27,9 @@ use super::{
 /// How long one task may take before its client counts it as failed.
 const TASK_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Pause before a task is submitted again.
+const SUBMIT_PAUSE: Duration = Duration::from_millis(100);
+
 /// One client.
 pub(super) struct Submitter {
     client: A2aClient,
@@ -37,6 +40,20 @@ pub(super) struct Submitter {
 impl Submitter {
     pub(super) fn new(client: A2aClient, completed: &Arc<AtomicU64>) -> Self {
         Self { client, completed: Arc::clone(completed) }
+    }
+
+    /// Submits a task, and waits for nothing but its id. A node that has too much to do is asked again: the same message makes one task.
+    pub(super) async fn submit(&self) -> Result<(), String> {
+        let message = message();
+        let began = Instant::now();
+        loop {
+            let options = SendOptions { return_immediately: true, history_length: Some(0), ..SendOptions::default() };
+            match self.client.send(&message, options, None).await {
+                Ok(_) => return Ok(()),
+                Err(error) if began.elapsed() > TASK_TIMEOUT => return Err(crate::error::chain(&error)),
+                Err(_) => tokio::time::sleep(SUBMIT_PAUSE).await,
+            }
+        }
     }
 
     /// Has one task done, and says its id.

@@ -6,7 +6,8 @@
 //!        kept        in memory, as on every node
 //!        exported    and sent over OTLP/HTTP to a collector that takes everything
 //! task   unsampled   the same three ways, of whole tasks of three nodes; the ratio is to the unsampled ones
-//! trace  of a task, asked of one node, gathered from all
+//! trace  of a task that delegates, and of one with a thousand spans, asked of one node, gathered from all
+//! scrape of /metrics of a node whose cluster has ten thousand open tasks
 //! ```
 
 use std::{
@@ -17,6 +18,7 @@ use std::{
 };
 
 use axum::{Router, routing::post};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::{net::TcpListener, task::JoinHandle};
 use towline_core::TraceContext;
 use towline_trace::{Kind, Protocol, Settings, Span, names};
@@ -29,15 +31,22 @@ use super::{
     options::{Plan, TraceArgs},
     report::{Report, Row, rounded},
     subjects::OURS,
-    task::submitters,
+    task::{http_client, submitters},
 };
+use crate::demo::DemoError;
 
 /// Spans of one measurement: a fraction of a second, and fewer than wait for a collector.
 const SPANS: u32 = 15_000;
 /// How often each is measured; the best counts, since everything else on the machine only adds.
 const TRIES: u32 = 5;
-/// Traces that are asked for.
+/// Traces that are asked for, and scrapes.
 const TRACES: usize = 20;
+/// Tasks that are submitted at the same time until there are enough for a scrape.
+const SUBMITTING: usize = 32;
+/// An agent whose model says nothing for as long as a bench lasts, and one that delegates so often that its trace has a thousand spans.
+const MORE_AGENTS: &str = "  - { name: stuck, description: Waits., instruction: Wait., replicas: all }
+  - { name: crowd, description: Delegates a lot., instruction: Delegate., replicas: all, delegates: [noop] }
+";
 
 /// How the nodes of a run trace, as their configuration says it.
 const WAYS: [&str; 3] = ["unsampled", "kept", "exported"];
@@ -132,7 +141,10 @@ async fn tasks(args: &TraceArgs, plan: Plan, dir: &Path, collector: &Collector) 
             "kept" => String::new(),
             _ => format!("telemetry: {{ otlp: \"{}\", protocol: http/protobuf }}\n", collector.url),
         };
-        running.push(Nodes::start_some_of(&this_program()?, &dir.join(way), &format!("{AGENTS}{telemetry}")).await?);
+        running.push(
+            Nodes::start_some_of(&this_program()?, &dir.join(way), &format!("{AGENTS}{MORE_AGENTS}{telemetry}"))
+                .await?,
+        );
     }
     let measured = measure(&running, args, plan).await;
     for nodes in running {
@@ -165,13 +177,34 @@ async fn measure(running: &[Nodes], args: &TraceArgs, plan: Plan) -> Result<Vec<
             None => own,
         });
     }
-    rows.push(traces(&running[1]).await?);
+    for agent in ["boss", "crowd"] {
+        rows.push(traces(&running[1], agent).await?);
+    }
+    rows.push(scrapes(&running[1], args.tasks).await?);
     Ok(rows)
 }
 
+/// How long a scrape takes of one node while so many tasks are open.
+async fn scrapes(nodes: &Nodes, tasks: u32) -> Result<Row, BenchError> {
+    let submitters = submitters(nodes, tasks, "stuck", &Arc::default())?;
+    let submitted = stream::iter(submitters).map(|submitter| async move { submitter.submit().await });
+    let waited = |reason| BenchError::Waited { what: "tasks that stay open".to_owned(), reason };
+    submitted.buffer_unordered(SUBMITTING).try_collect::<Vec<()>>().await.map_err(waited)?;
+    let door = nodes.cluster.nodes().first().map(|node| node.plan.url()).unwrap_or_default();
+    let (mut measured, http, mut bytes) = (Measured::new(), http_client()?, 0);
+    for _ in 0..TRACES {
+        let began = Instant::now();
+        let failed = |source| DemoError::Operator { action: "scrape".to_owned(), source };
+        let answer = http.get(format!("{door}/metrics")).send().await.and_then(reqwest::Response::error_for_status);
+        bytes = answer.map_err(failed)?.bytes().await.map_err(failed)?.len();
+        measured.record(began.elapsed());
+    }
+    Ok(Row::timed("scrape", &format!("{tasks} tasks, {} kB", bytes / 1_000), 1, &measured))
+}
+
 /// How long the trace of a task takes that delegates.
-async fn traces(nodes: &Nodes) -> Result<Row, BenchError> {
-    let submitter = submitters(nodes, 1, "boss", &Arc::default())?.pop();
+async fn traces(nodes: &Nodes, agent: &str) -> Result<Row, BenchError> {
+    let submitter = submitters(nodes, 1, agent, &Arc::default())?.pop();
     let submitter = submitter
         .ok_or_else(|| BenchError::Waited { what: "a client".to_owned(), reason: "there is no node".to_owned() })?;
     let waited = |reason| BenchError::Waited { what: "a task that delegates".to_owned(), reason };

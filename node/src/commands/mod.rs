@@ -11,6 +11,7 @@ mod contexts;
 mod events;
 mod follow;
 mod init;
+mod log;
 mod mcp;
 mod mcp_login;
 mod members;
@@ -95,6 +96,7 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
         Command::Cluster(command) => cluster::run(command, &client(global).await?, output).await,
         Command::Sub(command) => sub::run(command, &client(global).await?, output).await,
         Command::Events(args) => events::run(args, &client(global).await?, output).await,
+        Command::Log(command) => log::run(command, &client(global).await?, output).await,
         Command::Mcp(command) => mcp::run(&command, &client(global).await?, output).await,
         Command::A2e => crate::a2e::stdio::serve(&client(global).await?).await,
         Command::Auth(command) => sign_in::run(command, &client(global).await?, output).await,

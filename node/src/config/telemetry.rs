@@ -17,6 +17,8 @@ pub struct TelemetrySettings {
     pub headers: Vec<(String, String)>,
     /// The authority of the endpoint, as PEM.
     pub ca: Option<Vec<u8>>,
+    /// Whether metrics are pushed there as well.
+    pub push_metrics: bool,
     /// `service.name` of the spans.
     pub service_name: String,
     /// Which part of the traces that begin here is sampled, from 0 to 1.
@@ -36,6 +38,7 @@ impl Default for TelemetrySettings {
             protocol: None,
             headers: Vec::new(),
             ca: None,
+            push_metrics: false,
             service_name: DEFAULT_SERVICE.to_owned(),
             sample: None,
             content: Capture::Off,
@@ -66,6 +69,7 @@ pub(crate) fn read(root: &mut Section<'_>) -> TelemetrySettings {
     if let Some(name) = section.get("service_name").and_then(|field| field.text()) {
         settings.service_name = name.to_owned();
     }
+    settings.push_metrics = section.flag("push_metrics", false);
     settings.sample = section.get("sample").and_then(|field| field.part());
     settings.content = section.get("content").and_then(|field| field.parse(str::parse)).unwrap_or_default();
     settings.trust_callers = section.flag("trust_callers", true);
