@@ -3,6 +3,7 @@
 //! Behind the same gate as the A2A door, and for the operator where no other role may ask. Errors are
 //! `{"error": {"code": …, "message": …}}`; 503 means that the cluster has no quorum.
 
+mod doctor;
 mod events;
 mod mcp;
 mod mcp_consent;
@@ -43,6 +44,7 @@ use towline_core::{
 use crate::{
     a2a::principal::Caller,
     auth::{self, Auth},
+    config::NodeConfig,
     hooks::{self, Hooks},
     recovered_spans,
     sign_in::SignIns,
@@ -84,6 +86,8 @@ pub struct Api {
     pub sign_ins: Arc<SignIns>,
     /// What callers of webhooks have to show.
     pub hooks: Hooks,
+    /// What this node was started with.
+    pub config: Arc<NodeConfig>,
     /// Canceled when the node begins to stop: streams end.
     pub stopping: CancellationToken,
 }
@@ -167,6 +171,7 @@ fn operations() -> Router<Arc<Api>> {
         .merge(peers::routes())
         .merge(sign_in::routes())
         .merge(triggers::routes())
+        .merge(doctor::routes())
         .route_layer(middleware::from_fn(auth::authorize))
 }
 

@@ -117,7 +117,7 @@ const fn delete(path: &'static str) -> Way {
 }
 
 /// All commands, by name.
-pub(crate) static OPERATIONS: [Operation; 39] = [
+pub(crate) static OPERATIONS: [Operation; 40] = [
     operation("agent.list", "the agents and where they are placed", get("/api/v1/agents"), &[]),
     operation(
         "auth.device.approve",
@@ -189,6 +189,7 @@ pub(crate) static OPERATIONS: [Operation; 39] = [
         post("/api/v1/cluster/nodes/{node}/undrain"),
         &[must("node", InPath, Number)],
     ),
+    operation("doctor.run", "what of what a node needs is not as it should be", get("/api/v1/doctor"), &[]),
     operation(
         "events.read",
         "what happened, from an index on",
@@ -581,6 +582,7 @@ mod tests {
             // Bytes, which no message holds, another protocol, and codes between a browser and the command line.
             let is_none = path.starts_with("/blobs")
                 || *path == "/api/v1/cluster/snapshot"
+                || *path == "/api/v1/bug-report"
                 || path.starts_with("/mcp")
                 || path.starts_with("/a2e")
                 || path.contains("/login");
