@@ -55,12 +55,10 @@ fn before_start(args: &DoctorArgs) -> Result<Option<NodeConfig>, CliError> {
 }
 
 fn not_running(error: CliError) -> CliError {
-    match error {
-        CliError::Unreachable(text) => {
-            CliError::Unreachable(format!("{text}; before its first start: `towline doctor --config FILE`"))
-        }
-        other => other,
+    if let CliError::Unreachable(text) = error {
+        return CliError::Unreachable(format!("{text}; before its first start: `towline doctor --config FILE`"));
     }
+    error
 }
 
 async fn examined(config: Arc<NodeConfig>, output: &mut Output) -> Result<Report, CliError> {

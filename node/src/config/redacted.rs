@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json};
 
 use super::{
     secrets::{CLOSE, OPEN, Secrets},
-    tree::{Tree, Value},
+    tree::{Entry, Tree, Value},
 };
 
 /// Stands for what is not shown.
@@ -129,11 +129,9 @@ impl Found<'_> {
             Value::List(items) => self.list(items, is_secret),
             Value::Map(entries) => {
                 let shown = entries.iter().map(|entry| {
-                    let value = match &entry.value.value {
-                        Value::Text(said) if SAID.contains(&entry.key.as_str()) && !said.starts_with("file://") => {
-                            format!("[{} characters]", said.chars().count()).into()
-                        }
-                        _ => self.shown(&entry.value, is_secret || names_secret(&entry.key)),
+                    let value = match said(entry) {
+                        Some(said) => format!("[{} characters]", said.chars().count()).into(),
+                        None => self.shown(&entry.value, is_secret || names_secret(&entry.key)),
                     };
                     (entry.key.clone(), value)
                 });
@@ -194,6 +192,12 @@ impl Found<'_> {
         self.known.retain(|known| !matches!(known.to_ascii_lowercase().as_str(), "bearer" | "basic"));
         shown
     }
+}
+
+/// What is said to a model, where it is written out.
+fn said(entry: &Entry) -> Option<&str> {
+    let Value::Text(text) = &entry.value.value else { return None };
+    (SAID.contains(&entry.key.as_str()) && !text.starts_with("file://")).then_some(text)
 }
 
 fn names_secret(name: &str) -> bool {

@@ -19,7 +19,7 @@ const HOW_OWN: &str =
 pub(super) fn plan(patient: &Patient) -> Vec<Planned> {
     let config = patient.config.clone();
     vec![planned(AREA, "certificates", async move {
-        let now = i64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(i64::MAX);
+        let now = jiff::Timestamp::now().as_second();
         let mut checks = Vec::new();
         if let Some(tls) = &config.node.tls {
             let mend = "put the renewed certificate and its key at node.tls.certificate and node.tls.key, and restart the node";
