@@ -3,7 +3,7 @@
 //! A reference to a secret is shown, since its name is none; what is written out in its place is not. And the node knows from
 //! here what its secrets are, so that they can be taken out of any other text as well ([`Redacted::clean`]).
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::LazyLock};
 
 use serde_json::{Map, Value as Json};
 
@@ -99,18 +99,16 @@ impl Redacted {
 
 /// Credentials as they stand in URLs, headers and error messages of others.
 fn without_credentials(text: &str) -> String {
-    use std::sync::LazyLock;
-    static CREDENTIALS: LazyLock<regex::Regex> = LazyLock::new(|| {
-        let pattern = r"(?i)(?P<before>\b(?:bearer|basic)\s+|://[^/@\s:]*:|[?&][^=&\s]*(?:key|token|secret|sig|password)[^=&\s]*=)(?P<secret>[^&\s@\x22']{4,})";
-        regex::Regex::new(pattern).expect("a constant of this file")
+    static USER: LazyLock<regex::Regex> = LazyLock::new(|| pattern(r"(://[^/@\s:]*:)[^/@\s]+@"));
+    static NAMED: LazyLock<regex::Regex> = LazyLock::new(|| {
+        pattern(r"(?i)(\b(?:bearer|basic)\s+|[?&][^=&\s]*(?:key|token|secret|sig|password)[^=&\s]*=)[^&\s\x22']{4,}")
     });
-    // A host with a port looks like a user with a password until its `@`.
-    let hidden = CREDENTIALS.replace_all(text, |found: &regex::Captures<'_>| {
-        let whole = found.get(0).expect("a match has a whole");
-        let is_port = found["before"].starts_with("://") && !text[whole.end()..].starts_with('@');
-        if is_port { found[0].to_owned() } else { format!("{}{HIDDEN}", &found["before"]) }
-    });
-    hidden.into_owned()
+    let text = USER.replace_all(text, format!("${{1}}{HIDDEN}@"));
+    NAMED.replace_all(&text, format!("${{1}}{HIDDEN}")).into_owned()
+}
+
+fn pattern(text: &str) -> regex::Regex {
+    regex::Regex::new(text).expect("a constant of this file")
 }
 
 struct Found<'a> {
@@ -259,6 +257,8 @@ telemetry: { otlp: "http://127.0.0.1:4317", headers: { api: SECRET-telemetry } }
             "Authorization: Bearer SECRET-unknown",
             "https://user:SECRET-unknown@host/path",
             "https://host/path?access_token=SECRET-unknown&page=2",
+            "http://127.0.0.1:9/path?token=SECRET-unknown",
+            "http://127.0.0.1:9 Bearer SECRET-unknown",
         ] {
             let clean = redacted.clean(text);
             assert!(!clean.contains("SECRET"), "{text} became {clean}");

@@ -46,7 +46,12 @@ async fn check(http: &reqwest::Client, name: &str, url: &str) -> Check {
             Some(said) => Check::ok(AREA, name, format!("{}: {said}", reached.detail)),
             None => {
                 let detail = format!("{}, and not with an agent card", reached.detail);
-                Check::warn(AREA, name, detail, format!("see that {url}{CARD} is its card"))
+                Check::warn(
+                    AREA,
+                    name,
+                    detail,
+                    format!("see that the URL of peer {name:?} with {CARD} behind it is its card"),
+                )
             }
         },
         Err(error) => Check::fail(AREA, name, format!("{}: {error}", reach::host(url)), mend),
