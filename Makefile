@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: verify fmt clippy docs deny test chaos sim sim-mutants fix demo dev ci
+.PHONY: verify fmt clippy docs deny test chaos sim sim-mutants fix demo dev ci reference
 
 verify: fmt clippy docs deny test
 
@@ -53,6 +53,11 @@ sim-mutants:
 fix:
 	$(CARGO) fmt --all
 	$(CARGO) clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+
+# The manual pages and the reference of the configuration, from the code.
+reference:
+	TOWLINE_WRITE_REFERENCE=1 $(CARGO) test --workspace --locked --lib reference_page
+	TOWLINE_WRITE_REFERENCE=1 $(CARGO) test --workspace --locked --lib manual
 
 demo:
 	$(CARGO) run --release --locked -- demo

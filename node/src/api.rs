@@ -3,6 +3,7 @@
 //! Behind the same gate as the A2A door, and for the operator where no other role may ask. Errors are
 //! `{"error": {"code": …, "message": …}}`; 503 means that the cluster has no quorum.
 
+mod doctor;
 mod events;
 mod log_level;
 mod mcp;
@@ -45,6 +46,7 @@ use towline_core::{
 use crate::{
     a2a::principal::Caller,
     auth::{self, Auth, audit},
+    config::NodeConfig,
     hooks::{self, Hooks},
     metrics, recovered_spans,
     sign_in::SignIns,
@@ -87,6 +89,8 @@ pub struct Api {
     pub sign_ins: Arc<SignIns>,
     /// What callers of webhooks have to show.
     pub hooks: Hooks,
+    /// What this node was started with.
+    pub config: Arc<NodeConfig>,
     /// Canceled when the node begins to stop: streams end.
     pub stopping: CancellationToken,
 }
@@ -180,6 +184,7 @@ fn operations() -> Router<Arc<Api>> {
         .merge(sign_in::routes())
         .merge(triggers::routes())
         .route(whoami::ROUTE, get(whoami::whoami))
+        .merge(doctor::routes())
         .route_layer(middleware::from_fn(auth::authorize))
 }
 

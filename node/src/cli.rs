@@ -16,7 +16,7 @@ use crate::{
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 the command did its job (even if the task failed), 1 other, 2 usage or configuration, 3 unreachable, \
-4 not authorised, 5 timeout, 6 a required MCP server is not there, 10 no quorum, 11-13 demo (digest incomplete, events lost or duplicated, task ended before \
+4 not authorised, 5 timeout, 6 a required MCP server is not there, 7 a check of doctor failed, 10 no quorum, 11-13 demo (digest incomplete, events lost or duplicated, task ended before \
 the kill).";
 
 /// One binary: an actor-based, distributed agent mesh.
@@ -125,6 +125,41 @@ pub enum Command {
         after_help = "Examples:\n  towline completion bash > /etc/bash_completion.d/towline\n  source <(towline completion zsh)"
     )]
     Completion(CompletionArgs),
+    /// Looks at all that a node needs, and says what mends each thing that is wrong; ends with 7 if something fails
+    #[command(
+        after_help = "Examples:\n  towline doctor                          # a node that runs looks at itself\n  towline doctor --config towline.yaml    # before its first start\n  towline doctor -o json"
+    )]
+    Doctor(DoctorArgs),
+    /// Collects what is needed to find a bug into one file, without secrets and without what people and models said
+    #[command(
+        after_help = "Examples:\n  towline bug-report\n  towline bug-report -f report.json\n  towline bug-report --config towline.yaml -f -     # of a node that does not start"
+    )]
+    BugReport(BugReportArgs),
+}
+
+/// `towline doctor`
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Looks at what this configuration file needs, for a node that does not run
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Looks at this data folder instead of the configured one, for a node that does not run
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Puts VALUE over the setting PATH, as `towline node` does
+    #[arg(long = "set", value_name = "PATH=VALUE", value_parser = path_and_value, requires = "config")]
+    pub set: Vec<(String, String)>,
+}
+
+/// `towline bug-report`
+#[derive(Debug, Args)]
+pub struct BugReportArgs {
+    /// The node that it is about.
+    #[command(flatten)]
+    pub look: DoctorArgs,
+    /// The file to make; `-` is standard output [default: towline-bug-report-TIME.json]
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
 }
 
 /// `towline log …`
@@ -943,6 +978,9 @@ fn task_state(text: &str) -> Result<towline_core::TaskState, String> {
         format!("states are {}", words.join(", "))
     })
 }
+
+#[cfg(test)]
+mod manual;
 
 #[cfg(test)]
 mod tests {

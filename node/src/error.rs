@@ -1,4 +1,4 @@
-//! What a command can end with, and the exit code of each: the A2A CLI's codes up to 5, 6 for a required MCP server,
+//! What a command can end with, and the exit code of each: the A2A CLI's codes up to 5, 6 for a required MCP server, 7 for `towline doctor`,
 //! ours from 10.
 
 use std::{fmt::Write as _, io, process::ExitCode};
@@ -27,6 +27,9 @@ pub enum CliError {
     /// An MCP server without which this node must not start is not there.
     #[error("{0}")]
     RequiredServer(String),
+    /// A check of `towline doctor` failed.
+    #[error("{0}")]
+    Unwell(String),
     /// The demonstration failed with a code of its own.
     #[error("{message}")]
     Demo {
@@ -50,6 +53,7 @@ impl CliError {
             CliError::Auth(_) => 4,
             CliError::Timeout(_) => 5,
             CliError::RequiredServer(_) => 6,
+            CliError::Unwell(_) => 7,
             CliError::Unavailable(_) => 10,
             CliError::Demo { code, .. } => *code,
             // A reader that had enough, as in `towline task list | head -1`, is no failure.
@@ -80,6 +84,7 @@ impl CliError {
             | CliError::Timeout(_)
             | CliError::Unavailable(_)
             | CliError::RequiredServer(_)
+            | CliError::Unwell(_)
             | CliError::Demo { .. } => Some(chain(self)),
         }
     }
@@ -110,6 +115,7 @@ mod tests {
             (CliError::Auth(text()), 4),
             (CliError::Timeout(text()), 5),
             (CliError::RequiredServer(text()), 6),
+            (CliError::Unwell(text()), 7),
             (CliError::Unavailable(text()), 10),
             (CliError::Demo { message: text(), code: 12 }, 12),
             (CliError::Output(io::ErrorKind::StorageFull.into()), 1),

@@ -323,6 +323,7 @@ impl Doors {
             ready: AtomicBool::new(false),
             sign_ins: Arc::clone(&sign_ins),
             hooks: config.hooks.clone(),
+            config: Arc::new(config.clone()),
             stopping: stopping.clone(),
         });
         metrics::tell(&api);

@@ -5,6 +5,7 @@
     reason = "a test that cannot go on fails, and says what it measured or drew"
 )]
 
+mod doctor;
 mod drain;
 mod events;
 mod joining;

@@ -117,7 +117,7 @@ const fn delete(path: &'static str) -> Way {
 }
 
 /// All commands, by name.
-pub(crate) static OPERATIONS: [Operation; 40] = [
+pub(crate) static OPERATIONS: [Operation; 41] = [
     operation("agent.list", "the agents and where they are placed", get("/api/v1/agents"), &[]),
     operation(
         "auth.device.approve",
@@ -190,6 +190,7 @@ pub(crate) static OPERATIONS: [Operation; 40] = [
         post("/api/v1/cluster/nodes/{node}/undrain"),
         &[must("node", InPath, Number)],
     ),
+    operation("doctor.run", "what of what a node needs is not as it should be", get("/api/v1/doctor"), &[]),
     operation(
         "events.read",
         "what happened, from an index on",
@@ -587,6 +588,7 @@ mod tests {
                 || *path == "/api/v1/cluster/snapshot"
                 || *path == "/metrics"
                 || path.starts_with("/api/v1/log/")
+                || *path == "/api/v1/bug-report"
                 || path.starts_with("/mcp")
                 || path.starts_with("/a2e")
                 || path.contains("/login");

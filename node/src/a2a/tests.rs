@@ -484,6 +484,7 @@ impl Node {
             ready: true.into(),
             sign_ins: crate::sign_in::SignIns::new(handle.clone(), Default::default(), url.clone()),
             hooks: Default::default(),
+            config: Arc::new(crate::config::read_sample(&crate::config::Overrides::default()).unwrap()),
             stopping: stopping.clone(),
         });
         let settings = Arc::new(A2aSettings {

@@ -49,7 +49,7 @@ const fn operation(name: &'static str, floor: Floor, ways: &'static [Way]) -> Op
 }
 
 /// All operations.
-pub(crate) static OPERATIONS: [Operation; 48] = [
+pub(crate) static OPERATIONS: [Operation; 50] = [
     operation("message.send", Everybody, &[Method(a2a::methods::SEND_MESSAGE)]),
     operation("message.stream", Everybody, &[Method(a2a::methods::SEND_STREAMING_MESSAGE)]),
     operation("task.get", Everybody, &[Method(a2a::methods::GET_TASK)]),
@@ -145,6 +145,8 @@ pub(crate) static OPERATIONS: [Operation; 48] = [
         OperatorOnly,
         &[Route("POST", "/api/v1/mcp/{server}/login"), Route("POST", "/api/v1/mcp/{server}/login/finish")],
     ),
+    operation("doctor.run", OperatorOnly, &[Route("GET", "/api/v1/doctor")]),
+    operation("bug-report.read", OperatorOnly, &[Route("GET", "/api/v1/bug-report")]),
 ];
 
 /// The name of what a method asks for.

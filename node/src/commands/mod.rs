@@ -8,6 +8,7 @@ mod cluster;
 mod completion;
 mod context;
 mod contexts;
+mod doctor;
 mod events;
 mod follow;
 mod init;
@@ -99,6 +100,8 @@ async fn run_async(command: Command, global: &Global, output: &mut Output) -> Re
         Command::Log(command) => log::run(command, &client(global).await?, output).await,
         Command::Mcp(command) => mcp::run(&command, &client(global).await?, output).await,
         Command::A2e => crate::a2e::stdio::serve(&client(global).await?).await,
+        Command::Doctor(args) => doctor::run(args, global, output).await,
+        Command::BugReport(args) => doctor::bug_report(args, global, output).await,
         Command::Auth(command) => sign_in::run(command, &client(global).await?, output).await,
         Command::Node(_) | Command::Init(_) | Command::Validate(_) | Command::Completion(_) | Command::Context(_) => {
             unreachable!("run takes the commands that need no runtime of ours")

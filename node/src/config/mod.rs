@@ -16,6 +16,9 @@ mod models;
 mod node;
 mod peers;
 mod push;
+mod redacted;
+#[cfg(test)]
+mod reference;
 mod secrets;
 mod section;
 mod serve;
@@ -43,6 +46,7 @@ pub use cards::CardSettings;
 pub use limits::LimitSettings;
 pub use mistakes::{ConfigError, Mistake, Origin};
 pub use node::{DEFAULT_DATA, DEFAULT_HTTP, DEFAULT_PEER, NodeSettings};
+pub use redacted::Redacted;
 pub use telemetry::TelemetrySettings;
 
 use section::{Context, Field, Section};
@@ -107,6 +111,8 @@ pub struct NodeConfig {
     pub hooks: Hooks,
     /// Which MCP servers agents of others reach through the bridge.
     pub a2e: A2eSettings,
+    /// What of it may be shown.
+    pub redacted: Redacted,
 }
 
 /// What lies over the file.
@@ -161,7 +167,8 @@ pub(crate) fn read(text: &str, base: PathBuf, overrides: &Overrides) -> Result<N
     let mut tree = Tree::parse(text).map_err(|mistake| vec![mistake])?;
     let mistakes = apply(&mut tree, overrides);
     let context = Context { base, secrets: secrets::Secrets::new(&overrides.env), mistakes: RefCell::new(mistakes) };
-    let config = Field::root(&tree, &context).section().map(read_root);
+    let redacted = Redacted::of(&tree, &context.secrets);
+    let config = Field::root(&tree, &context).section().map(|root| read_root(root, redacted));
     let mut mistakes = context.mistakes.into_inner();
     mistakes.sort();
     match config {
@@ -170,7 +177,7 @@ pub(crate) fn read(text: &str, base: PathBuf, overrides: &Overrides) -> Result<N
     }
 }
 
-fn read_root(mut root: Section<'_>) -> NodeConfig {
+fn read_root(mut root: Section<'_>, redacted: Redacted) -> NodeConfig {
     let mut node = node::read(&mut root);
     let (cluster, certificate_life) = read_cluster(&mut root);
     let models = models::read(&mut root);
@@ -221,6 +228,7 @@ fn read_root(mut root: Section<'_>) -> NodeConfig {
         serve,
         hooks,
         a2e,
+        redacted,
     }
 }
 

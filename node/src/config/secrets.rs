@@ -11,8 +11,8 @@ use super::{
 
 /// Variable that names the folder of secret files, as container platforms mount them.
 const SECRETS_DIR: &str = "TOWLINE_SECRETS_DIR";
-const OPEN: &str = "{{secret:";
-const CLOSE: &str = "}}";
+pub(super) const OPEN: &str = "{{secret:";
+pub(super) const CLOSE: &str = "}}";
 
 /// Where secrets are looked up.
 pub(crate) struct Secrets {

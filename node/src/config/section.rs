@@ -187,6 +187,8 @@ impl<'a> Section<'a> {
     /// The setting of that name, if it is there and has a value.
     pub(crate) fn get(&mut self, key: &'static str) -> Option<Field<'a>> {
         self.asked.push(key);
+        #[cfg(test)]
+        super::reference::asked(&self.path_of(key));
         let entry = self.entries.iter().find(|entry| entry.key == key)?;
         let path = self.path_of(key);
         (entry.value.value != Value::Null).then_some(Field { tree: &entry.value, path, context: self.field.context })

@@ -510,6 +510,7 @@ impl Node {
             ready: AtomicBool::new(true),
             sign_ins: Arc::clone(&sign_ins),
             hooks: Default::default(),
+            config: Arc::new(crate::config::read_sample(&crate::config::Overrides::default()).unwrap()),
             stopping: stopping.clone(),
         });
         let a2a_settings = Arc::new(A2aSettings {
