@@ -9,7 +9,7 @@ use rmcp::{
         ClientRequest, ErrorCode, PingRequest, ServerNotification, SubscribeRequest, SubscribeRequestParams,
         SubscriptionFilter,
     },
-    service::{InboundStreamOrigin, Peer, PeerRequestOptions, Subscription},
+    service::{Peer, PeerRequestOptions, Subscription},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ use super::{
     call::{self, Patience},
     pages::{self, Kind},
     text,
-    underway::{DOUBTFUL, Underway},
+    underway::{DOUBTFUL, Meant, Underway},
 };
 use crate::config::McpServerConfig;
 
@@ -101,16 +101,16 @@ pub fn asks() -> (Asks, mpsc::Receiver<HostAsk>) {
 pub(super) async fn ask(
     config: &McpServerConfig,
     underway: &Underway,
-    origin: Option<&InboundStreamOrigin>,
+    meant: Meant,
     request: &str,
     wanted: Wanted,
 ) -> Result<Value, String> {
     let Some(Asks(asks)) = &config.asks else { return Err("nobody is there to be asked".to_owned()) };
-    if underway.is_doubtful(origin) {
+    if meant == Meant::Doubtful {
         tracing::warn!(server = config.name, why = DOUBTFUL, "a question of an MCP server is not asked");
         return Err(format!("nobody is asked this: {DOUBTFUL}"));
     }
-    let (_asking, caller) = underway.holds(origin).map_or((None, None), |(asking, caller)| (Some(asking), caller));
+    let (_asking, caller) = underway.holds(meant).map_or((None, None), |(asking, caller)| (Some(asking), caller));
     let (answer, answered) = oneshot::channel();
     let ask = HostAsk { request: request.to_owned(), wanted, caller, answer };
     asks.try_send(ask).map_err(|_| "the agent is asked too much".to_owned())?;
@@ -307,8 +307,7 @@ async fn listen(mut subscription: Subscription, notices: Notices) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{McpTransport, mcp_connection::events::CallEvents};
-    use rmcp::model::{NumberOrString, ProgressToken};
+    use crate::McpTransport;
 
     fn config(asks: Option<Asks>) -> McpServerConfig {
         McpServerConfig { asks, ..McpServerConfig::new("fs", McpTransport::http("http://127.0.0.1:1/mcp")) }
@@ -316,7 +315,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_nobody_answers_is_an_error_and_a_flood_is_refused() {
-        let of = |config| async move { ask(&config, &Underway::default(), None, "7", Wanted::Roots).await };
+        let of = |config| async move { ask(&config, &Underway::default(), Meant::NoCall, "7", Wanted::Roots).await };
         assert!(of(config(None)).await.unwrap_err().contains("nobody"));
         let (to, mut asked) = asks();
         let config = config(Some(to));
@@ -338,10 +337,8 @@ mod tests {
     async fn what_a_server_asks_after_its_call_was_given_up_reaches_nobody() {
         let (to, mut asked) = asks();
         let (config, underway) = (config(Some(to)), Underway::default());
-        let token = ProgressToken(NumberOrString::Number(1));
-        drop(underway.note(NumberOrString::Number(1), token, CallEvents::default()));
         for wanted in [Wanted::Roots, Wanted::Completion(json!({ "messages": [] }))] {
-            let refused = ask(&config, &underway, None, "7", wanted).await.unwrap_err();
+            let refused = ask(&config, &underway, Meant::Doubtful, "7", wanted).await.unwrap_err();
             assert!(refused.contains("given up"), "{refused}");
         }
         assert!(asked.try_recv().is_err());

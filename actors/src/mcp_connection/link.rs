@@ -9,6 +9,7 @@
 //! A stdio server runs in its own process group with a cleared environment; when the link ends, its input is closed,
 //! it has [`EXIT_TIME`] to leave, and what is left of its group is killed.
 
+use futures::FutureExt as _;
 use process_wrap::tokio::{ChildWrapper, CommandWrap, KillOnDrop, ProcessGroup};
 use rmcp::{
     RoleClient,
@@ -43,7 +44,9 @@ use super::{
     spool::Spool,
     subscriptions::Keeper,
     tail::{Tail, TailKind},
-    text, websocket,
+    text,
+    underway::Listened,
+    websocket,
 };
 use crate::config::{McpTransport, Secret};
 
@@ -71,6 +74,9 @@ const STDERR_LINE_BYTES: u64 = 4_096;
 
 /// How the reason of a link begins that was told to stop.
 pub(super) const STOPPED: &str = "stopped";
+
+/// Why a connection is made anew that stands.
+const RENEWED: &str = "made anew: a call that was given up is not answered, and what the server asks might be about it";
 
 /// Environment variables that a child inherits: without them most programs do not start. Everything else is configured.
 const INHERITED: [&str; 2] = ["PATH", "HOME"];
@@ -128,6 +134,7 @@ pub(super) async fn run(plan: Plan) {
         }
     };
     plan.client.watches.down();
+    plan.client.underway.close();
     // A stopped actor knows.
     let _ = actor.cast(ConnectionMsg::Lost { generation, reason });
 }
@@ -278,7 +285,9 @@ where
     T: IntoTransport<RoleClient, E, A>,
     E: std::error::Error + Send + Sync + 'static,
 {
-    match tokio::time::timeout(within, client.serve_with_lifecycle(transport, lifecycle)).await {
+    let transport = Listened { transport: transport.into_transport(), underway: client.underway.clone() };
+    let shaking = client.serve_with_lifecycle(transport, lifecycle).boxed();
+    match tokio::time::timeout(within, shaking).await {
         Ok(Ok(service)) => Ok(service),
         Ok(Err(error)) => {
             let refused = matches!(
@@ -318,6 +327,7 @@ async fn serve(plan: &Plan, (service, era): Connected, seen: Seen) -> String {
             match listed {
                 Some(Ok(listing)) => {
                     keeper = Some(keeper_of(client, &live, era));
+                    renews(client, &live, era);
                     // A stopped actor needs no connection, and stops this task.
                     let _ = client.actor.cast(ConnectionMsg::Connected { live: Box::new(live), listing });
                     None
@@ -333,6 +343,7 @@ async fn serve(plan: &Plan, (service, era): Connected, seen: Seen) -> String {
             quit = &mut waiting => return quit_reason(quit),
             () = stop.cancelled() => {}
             reason = keeper.keep() => failed = Some(reason),
+            () = client.underway.overdue() => failed = Some(RENEWED.to_owned()),
         }
     }
     ending.cancel();
@@ -361,6 +372,18 @@ fn live(client: &Client, service: &RunningService<RoleClient, Client>, era: Era,
         underway: client.underway.clone(),
         seen,
     })
+}
+
+/// Where all calls share one stream, and the server may ask something, a call that was given up must not be at work for ever.
+fn renews(client: &Client, live: &Live, era: Era) {
+    let is_one_stream = match (&client.config.transport, era) {
+        (McpTransport::Stdio { .. }, _) | (_, Era::Legacy | Era::WebSocket) => true,
+        (McpTransport::Http { .. }, Era::Initialize | Era::Discover) => false,
+    };
+    let may_ask = client.config.asks.is_some() || client.may_ask(&live.protocol_version);
+    if is_one_stream && may_ask && client.config.reconnect {
+        client.underway.renews();
+    }
 }
 
 fn keeper_of(client: &Client, live: &Live, era: Era) -> Keeper {

@@ -26,6 +26,7 @@ use super::*;
 use crate::config::McpTransport;
 
 mod oauth;
+mod questions;
 mod reports;
 mod secured;
 mod stateless;
