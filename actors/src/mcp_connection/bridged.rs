@@ -11,7 +11,7 @@ use rmcp::{
     },
     service::{Peer, PeerRequestOptions, Subscription},
 };
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::{
     sync::Arc,
@@ -23,7 +23,6 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{
     CallError, McpHandle, Phase,
     call::{self, Patience},
-    pages::{self, Kind},
     text,
     underway::{DOUBTFUL, Meant, Underway},
 };
@@ -42,7 +41,7 @@ const MAX_NOTICES: usize = 256;
 const MAX_NOTICE_BYTES: usize = 64 * 1024;
 
 /// How long a connection is waited for.
-const WAIT_FOR_SERVER: Duration = Duration::from_secs(5);
+pub(super) const WAIT_FOR_SERVER: Duration = Duration::from_secs(5);
 
 /// Time to subscribe, and for a sign of life.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -199,44 +198,6 @@ impl McpHandle {
         published.wait_for(|now| is_other(&now.phase)).await.is_ok()
     }
 
-    /// Its resources, as they are listed.
-    ///
-    /// # Errors
-    /// When the server is not there, has none, or the list cannot be had.
-    pub async fn listed_resources(&self) -> Result<Vec<Value>, CallError> {
-        self.listed_now(&pages::RESOURCES, "resources", |has| has.resources).await
-    }
-
-    /// Its templates of resources, as they are listed.
-    ///
-    /// # Errors
-    /// As for its resources.
-    pub async fn listed_templates(&self) -> Result<Vec<Value>, CallError> {
-        self.listed_now(&pages::TEMPLATES, "resources", |has| has.resources).await
-    }
-
-    /// Its prompts, as they are listed.
-    ///
-    /// # Errors
-    /// As for its resources.
-    pub async fn listed_prompts(&self) -> Result<Vec<Value>, CallError> {
-        self.listed_now(&pages::PROMPTS, "prompts", |has| has.prompts).await
-    }
-
-    async fn listed_now<T: Serialize + DeserializeOwned>(
-        &self,
-        kind: &Kind<T>,
-        what: &str,
-        is_there: fn(&super::Capabilities) -> bool,
-    ) -> Result<Vec<Value>, CallError> {
-        let live = call::live(self, WAIT_FOR_SERVER, Patience::NextTry).await?;
-        if !is_there(&live.capabilities) {
-            return Err(missing(format!("list the {what} of {}: the server has none", self.name())));
-        }
-        let listed = pages::drain(&live.peer, kind).await?;
-        Ok(listed.items.iter().filter_map(|item| serde_json::to_value(item).ok()).collect())
-    }
-
     /// Has the server tell when a resource changes. A connection that is lost takes its subscriptions with it.
     ///
     /// # Errors
@@ -285,7 +246,7 @@ impl McpHandle {
     }
 }
 
-fn missing(message: String) -> CallError {
+pub(super) fn missing(message: String) -> CallError {
     CallError { error_type: "capability_missing".into(), message, may_have_happened: false }
 }
 

@@ -24,8 +24,8 @@ use tokio_util::sync::CancellationToken;
 use towline_core::{Blob, Content, Metadata, Part, limits::MAX_PARTS};
 
 use super::{
-    CallError, CallEvents, CallRequest, ConnectionMsg, Live, McpHandle, Phase, Published, READ_RESOURCE, ToolResult, Wanted,
-    bridged,
+    CallError, CallEvents, CallRequest, ConnectionMsg, Live, McpHandle, Phase, Published, READ_RESOURCE, ToolResult,
+    Wanted, bridged,
     credentials::UNAUTHORIZED,
     elicitation,
     guards::{Closed, Sign},
@@ -341,9 +341,7 @@ pub(super) async fn answered(
                 let wanted = Wanted::Completion(serde_json::to_value(&asked.params).unwrap_or_default());
                 bridged::ask(config, &live.underway, meant, key, wanted).await.ok()
             }
-            InputRequest::ListRoots(_) => {
-                bridged::ask(config, &live.underway, meant, key, Wanted::Roots).await.ok()
-            }
+            InputRequest::ListRoots(_) => bridged::ask(config, &live.underway, meant, key, Wanted::Roots).await.ok(),
             // Kinds of later revisions.
             _ => None,
         };
@@ -386,7 +384,7 @@ async fn one_round(
         ClientRequest::CallToolRequest(CallToolRequest::new(params))
     };
     let mut options = PeerRequestOptions::no_options();
-    options.meta = Some(meta(request));
+    options.meta = Some(meta(request, live));
     let sent = send(live, message, options, noted).await?;
     let guard = CancelOnDrop { peer: live.peer.clone(), id: Some(sent.id.clone()) };
     let answer = await_answer(sent, noted, clock).await;
@@ -471,7 +469,7 @@ fn arguments(arguments: &Value) -> Option<JsonObject> {
     arguments.as_object().cloned()
 }
 
-pub(super) fn meta(request: &CallRequest) -> RequestMetaObject {
+pub(super) fn meta(request: &CallRequest, live: &Live) -> RequestMetaObject {
     let trace_state = (!request.trace_state.is_empty()).then(|| ("tracestate", request.trace_state.clone()));
     let entries = [
         ("traceparent", request.trace.to_string()),
@@ -482,6 +480,10 @@ pub(super) fn meta(request: &CallRequest) -> RequestMetaObject {
     ];
     let entries = entries.into_iter().chain(trace_state);
     let mut object: JsonObject = entries.map(|(key, value)| (key.to_owned(), Value::String(value))).collect();
+    if live.is_stateless && live.capabilities.logging {
+        // Without it such a server says nothing.
+        object.insert("io.modelcontextprotocol/logLevel".to_owned(), Value::String("info".to_owned()));
+    }
     if !request.labels.is_empty() {
         let labels = request.labels.iter().map(|(name, value)| (name.clone(), Value::String(value.clone())));
         object.insert("dev.towline/labels".to_owned(), Value::Object(labels.collect()));
@@ -594,7 +596,7 @@ fn is_broken(failure: &ServiceError) -> bool {
 }
 
 /// Whether the server cannot have seen the request: nobody listened, or it knew no such session.
-fn never_arrived(failure: &ServiceError) -> bool {
+pub(super) fn never_arrived(failure: &ServiceError) -> bool {
     let ServiceError::TransportSend(transport) = failure else { return false };
     match transport.error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
         Some(StreamableHttpError::SessionExpired) => true,

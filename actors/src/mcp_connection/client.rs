@@ -10,8 +10,8 @@ use rmcp::{
     ClientHandler, RoleClient,
     model::{
         ClientCapabilities, ClientConfig, CreateMessageRequestMethod, CreateMessageRequestParams, CreateMessageResult,
-        CustomNotification, ElicitRequestParams, ElicitResult, ElicitationCapability, ErrorCode, ErrorData,
-        Extensions, FormElicitationCapability, Implementation, ListRootsRequestMethod, ListRootsResult,
+        CustomNotification, ElicitRequestParams, ElicitResult, ElicitationCapability, ErrorCode, ErrorData, Extensions,
+        FormElicitationCapability, Implementation, ListRootsRequestMethod, ListRootsResult,
         LoggingMessageNotificationParam, ProgressNotificationParam, ProtocolVersion, ResourceUpdatedNotificationParam,
         RootsCapabilities, SamplingCapability, UrlElicitationCapability,
     },
@@ -59,8 +59,14 @@ impl Client {
     }
 
     /// Something that the server has is not what it was: it is listed again, soon.
-    fn lists_changed(&self, what: &str) {
+    pub(super) fn list_changed(&self, method: &'static str, what: &str) {
+        self.tail.notices().tell(method, &json!({}));
         self.tail.say(TailKind::Notification, &format!("{what} changed"));
+        self.lists_may_have_changed();
+    }
+
+    /// What the server has is listed again, soon.
+    pub(super) fn lists_may_have_changed(&self) {
         // A stopped actor lists nothing.
         let _ = self.actor.cast(ConnectionMsg::ListsChanged { generation: self.generation });
     }
@@ -172,18 +178,15 @@ impl ClientHandler for Client {
     }
 
     async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
-        self.tail.notices().tell("notifications/tools/list_changed", &json!({}));
-        self.lists_changed("the list of tools");
+        self.list_changed("notifications/tools/list_changed", "the list of tools");
     }
 
     async fn on_resource_list_changed(&self, _: NotificationContext<RoleClient>) {
-        self.tail.notices().tell("notifications/resources/list_changed", &json!({}));
-        self.lists_changed("the list of resources");
+        self.list_changed("notifications/resources/list_changed", "the list of resources");
     }
 
     async fn on_prompt_list_changed(&self, _: NotificationContext<RoleClient>) {
-        self.tail.notices().tell("notifications/prompts/list_changed", &json!({}));
-        self.lists_changed("the list of prompts");
+        self.list_changed("notifications/prompts/list_changed", "the list of prompts");
     }
 
     async fn on_custom_notification(&self, said: CustomNotification, _: NotificationContext<RoleClient>) {

@@ -28,12 +28,7 @@ const MAX_SCHEMA_BYTES: usize = 16 * 1024;
 
 /// Has a person asked, through the call that the question belongs to. One that may be about a call that was given up is
 /// declined: it would reach somebody else, whose answer the server would take for that of who called.
-pub(super) async fn ask(
-    server: &str,
-    underway: &Underway,
-    meant: Meant,
-    params: &ElicitRequestParams,
-) -> ElicitResult {
+pub(super) async fn ask(server: &str, underway: &Underway, meant: Meant, params: &ElicitRequestParams) -> ElicitResult {
     let cancel = ElicitResult::new(ElicitationAction::Cancel);
     if meant == Meant::Doubtful {
         tracing::warn!(server, why = DOUBTFUL, "a question of an MCP server is not asked");

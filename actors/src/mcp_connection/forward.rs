@@ -135,7 +135,7 @@ async fn exchange(
         let message = json!({ "method": request.method, "params": params });
         let message: ClientRequest = serde_json::from_value(message).map_err(|_| ServiceError::UnexpectedResponse)?;
         let mut options = PeerRequestOptions::no_options();
-        let mut meta = call::meta(&request.call);
+        let mut meta = call::meta(&request.call, live);
         meta.extend(RequestMetaObject::from(request.meta.clone()));
         options.meta = Some(meta);
         let sent = call::send(live, message, options, noted).await?;

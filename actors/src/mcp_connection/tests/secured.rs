@@ -112,6 +112,10 @@ pub(super) fn result_of(message: &Value) -> Option<Value> {
             "serverInfo": { "name": "s", "version": "1" } }),
         "tools/list" => json!({ "tools": [tool("work", "Works.")] }),
         "tools/call" => text("done"),
+        "server/discover" => {
+            let error = json!({ "code": -32601, "message": "no such method" });
+            return Some(json!({ "jsonrpc": "2.0", "id": message["id"], "error": error }));
+        }
         _ => return None,
     };
     Some(json!({ "jsonrpc": "2.0", "id": message["id"], "result": result }))
