@@ -816,7 +816,12 @@ impl ConnectionState {
     fn lost(&mut self, reason: String, myself: &ActorRef<ConnectionMsg>) {
         let Some(link) = self.link.take() else { return };
         let was_stable = link.ready_since.is_some_and(|since| since.elapsed() >= STABLE_AFTER);
-        self.failures = if was_stable { 1 } else { self.failures + 1 };
+        self.failures = match was_stable {
+            // This side ended it: the server has not failed.
+            _ if reason.starts_with(link::RENEWED) => 0,
+            true => 1,
+            false => self.failures + 1,
+        };
         // A link that was told to stop does not know why; it knows how its child ended.
         let reason = match (link.suspicion, reason.strip_prefix(link::STOPPED)) {
             (Some(suspicion), Some(how)) => format!("{suspicion}{how}"),
