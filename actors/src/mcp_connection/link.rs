@@ -78,7 +78,8 @@ const STDERR_LINE_BYTES: u64 = 4_096;
 pub(super) const STOPPED: &str = "stopped";
 
 /// Why a connection is made anew that stands.
-pub(super) const RENEWED: &str = "made anew: a call that was given up is not answered, and what the server asks might be about it";
+pub(super) const RENEWED: &str =
+    "made anew: a call that was given up is not answered, and what the server asks might be about it";
 
 /// Environment variables that a child inherits: without them most programs do not start. Everything else is configured.
 const INHERITED: [&str; 2] = ["PATH", "HOME"];
