@@ -49,11 +49,10 @@ NOT = {
     "server-sse-polling": "the stream of a call is not taken up again (a SHOULD): its task is, over A2A or tasks/get",
 }
 # Scenarios of a client that ours is not, and why.
-FIRST = "most servers know `initialize` alone, so that is asked first; the suite takes it for a request of the revision"
-OPEN = "open: after `initialize` our client does not come to terms with the server of these scenarios"
+OPEN = "open: not run since our client asks `server/discover` first"
 NOT_A_CLIENT = {
-    "request-metadata": FIRST,
-    "http-standard-headers": FIRST,
+    "request-metadata": OPEN,
+    "http-standard-headers": OPEN,
     "http-custom-headers": OPEN,
     "http-invalid-tool-headers": OPEN,
 }

@@ -126,6 +126,7 @@ mod tests {
             changed: BTreeMap::new(),
             pinned: false,
             left_out: Vec::new(),
+            unlisted: BTreeMap::new(),
             catalogue: 0,
             reason: Some("gone".into()),
             next_try_ms: None,

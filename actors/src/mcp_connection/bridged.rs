@@ -9,9 +9,9 @@ use rmcp::{
         ClientRequest, ErrorCode, PingRequest, ServerNotification, SubscribeRequest, SubscribeRequestParams,
         SubscriptionFilter,
     },
-    service::{InboundStreamOrigin, Peer, PeerRequestOptions, Subscription},
+    service::{Peer, PeerRequestOptions, Subscription},
 };
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::{
     sync::Arc,
@@ -23,9 +23,8 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{
     CallError, McpHandle, Phase,
     call::{self, Patience},
-    pages::{self, Kind},
     text,
-    underway::{DOUBTFUL, Underway},
+    underway::{DOUBTFUL, Meant, Underway},
 };
 use crate::config::McpServerConfig;
 
@@ -42,7 +41,7 @@ const MAX_NOTICES: usize = 256;
 const MAX_NOTICE_BYTES: usize = 64 * 1024;
 
 /// How long a connection is waited for.
-const WAIT_FOR_SERVER: Duration = Duration::from_secs(5);
+pub(super) const WAIT_FOR_SERVER: Duration = Duration::from_secs(5);
 
 /// Time to subscribe, and for a sign of life.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -101,16 +100,16 @@ pub fn asks() -> (Asks, mpsc::Receiver<HostAsk>) {
 pub(super) async fn ask(
     config: &McpServerConfig,
     underway: &Underway,
-    origin: Option<&InboundStreamOrigin>,
+    meant: Meant,
     request: &str,
     wanted: Wanted,
 ) -> Result<Value, String> {
     let Some(Asks(asks)) = &config.asks else { return Err("nobody is there to be asked".to_owned()) };
-    if underway.is_doubtful(origin) {
+    if meant == Meant::Doubtful {
         underway.not_asked().note(&config.name, DOUBTFUL);
         return Err(format!("nobody is asked this: {DOUBTFUL}"));
     }
-    let (_asking, caller) = underway.holds(origin).map_or((None, None), |(asking, caller)| (Some(asking), caller));
+    let (_asking, caller) = underway.holds(meant).map_or((None, None), |(asking, caller)| (Some(asking), caller));
     let (answer, answered) = oneshot::channel();
     let ask = HostAsk { request: request.to_owned(), wanted, caller, answer };
     asks.try_send(ask).map_err(|_| "the agent is asked too much".to_owned())?;
@@ -199,44 +198,6 @@ impl McpHandle {
         published.wait_for(|now| is_other(&now.phase)).await.is_ok()
     }
 
-    /// Its resources, as they are listed.
-    ///
-    /// # Errors
-    /// When the server is not there, has none, or the list cannot be had.
-    pub async fn listed_resources(&self) -> Result<Vec<Value>, CallError> {
-        self.listed_now(&pages::RESOURCES, "resources", |has| has.resources).await
-    }
-
-    /// Its templates of resources, as they are listed.
-    ///
-    /// # Errors
-    /// As for its resources.
-    pub async fn listed_templates(&self) -> Result<Vec<Value>, CallError> {
-        self.listed_now(&pages::TEMPLATES, "resources", |has| has.resources).await
-    }
-
-    /// Its prompts, as they are listed.
-    ///
-    /// # Errors
-    /// As for its resources.
-    pub async fn listed_prompts(&self) -> Result<Vec<Value>, CallError> {
-        self.listed_now(&pages::PROMPTS, "prompts", |has| has.prompts).await
-    }
-
-    async fn listed_now<T: Serialize + DeserializeOwned>(
-        &self,
-        kind: &Kind<T>,
-        what: &str,
-        is_there: fn(&super::Capabilities) -> bool,
-    ) -> Result<Vec<Value>, CallError> {
-        let live = call::live(self, WAIT_FOR_SERVER, Patience::NextTry).await?;
-        if !is_there(&live.capabilities) {
-            return Err(missing(format!("list the {what} of {}: the server has none", self.name())));
-        }
-        let listed = pages::drain(&live.peer, kind).await?;
-        Ok(listed.items.iter().filter_map(|item| serde_json::to_value(item).ok()).collect())
-    }
-
     /// Has the server tell when a resource changes. A connection that is lost takes its subscriptions with it.
     ///
     /// # Errors
@@ -285,7 +246,7 @@ impl McpHandle {
     }
 }
 
-fn missing(message: String) -> CallError {
+pub(super) fn missing(message: String) -> CallError {
     CallError { error_type: "capability_missing".into(), message, may_have_happened: false }
 }
 
@@ -307,8 +268,7 @@ async fn listen(mut subscription: Subscription, notices: Notices) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{McpTransport, mcp_connection::events::CallEvents};
-    use rmcp::model::{NumberOrString, ProgressToken};
+    use crate::McpTransport;
 
     fn config(asks: Option<Asks>) -> McpServerConfig {
         McpServerConfig { asks, ..McpServerConfig::new("fs", McpTransport::http("http://127.0.0.1:1/mcp")) }
@@ -316,7 +276,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_nobody_answers_is_an_error_and_a_flood_is_refused() {
-        let of = |config| async move { ask(&config, &Underway::default(), None, "7", Wanted::Roots).await };
+        let of = |config| async move { ask(&config, &Underway::default(), Meant::NoCall, "7", Wanted::Roots).await };
         assert!(of(config(None)).await.unwrap_err().contains("nobody"));
         let (to, mut asked) = asks();
         let config = config(Some(to));
@@ -338,10 +298,8 @@ mod tests {
     async fn what_a_server_asks_after_its_call_was_given_up_reaches_nobody() {
         let (to, mut asked) = asks();
         let (config, underway) = (config(Some(to)), Underway::default());
-        let token = ProgressToken(NumberOrString::Number(1));
-        drop(underway.note(NumberOrString::Number(1), token, CallEvents::default()));
         for wanted in [Wanted::Roots, Wanted::Completion(json!({ "messages": [] }))] {
-            let refused = ask(&config, &underway, None, "7", wanted).await.unwrap_err();
+            let refused = ask(&config, &underway, Meant::Doubtful, "7", wanted).await.unwrap_err();
             assert!(refused.contains("given up"), "{refused}");
         }
         assert!(asked.try_recv().is_err());

@@ -8,7 +8,7 @@ use rmcp::{
         InputRequest, InputRequiredResult, JsonObject, ReadResourceRequest, ReadResourceRequestParams, RequestId,
         RequestMetaObject, ServerResult,
     },
-    service::{InboundStreamOrigin, Peer, PeerRequestOptions, RequestHandle, ServiceError},
+    service::{Peer, PeerRequestOptions, RequestHandle, ServiceError},
     transport::streamable_http_client::{HttpStatusError, StreamableHttpError},
 };
 use serde_json::{Value, json};
@@ -23,14 +23,14 @@ use tokio_util::sync::CancellationToken;
 use towline_core::{Blob, Content, Metadata, Part, limits::MAX_PARTS};
 
 use super::{
-    CallError, CallRequest, ConnectionMsg, Live, McpHandle, Phase, Published, READ_RESOURCE, ToolResult, Wanted,
-    bridged, causes,
+    CallError, CallEvents, CallRequest, ConnectionMsg, Live, McpHandle, Phase, Published, READ_RESOURCE, ToolResult,
+    Wanted, bridged, causes,
     credentials::UNAUTHORIZED,
     elicitation,
     guards::{Closed, Sign},
     spool::{Spool, Spooled},
     text,
-    underway::Noted,
+    underway::{Meant, Noted},
 };
 use crate::{config::McpServerConfig, stored};
 
@@ -145,9 +145,8 @@ pub(super) fn sign_of(error: &CallError) -> Sign {
 }
 
 async fn over_a_connection(handle: &McpHandle, request: &CallRequest) -> Result<ToolResult, CallError> {
-    let live_once = || live(handle, WAIT_FOR_SERVER, Patience::NextTry);
-    let connection = live_once().await?;
-    let first = match attempt(handle, &connection, request).await {
+    let (connection, mut noted) = admitted(handle, &request.events).await?;
+    let first = match attempt(handle, &connection, request, &mut noted).await {
         Ok(result) => return result,
         Err(failure) => failure,
     };
@@ -161,8 +160,9 @@ async fn over_a_connection(handle: &McpHandle, request: &CallRequest) -> Result<
     if !matches!(changed.await, Ok(Ok(_))) {
         return Err(first.error);
     }
-    let connection = live_once().await?;
-    attempt(handle, &connection, request).await.unwrap_or_else(|failure| Err(failure.error))
+    drop(noted);
+    let (connection, mut noted) = admitted(handle, &request.events).await?;
+    attempt(handle, &connection, request, &mut noted).await.unwrap_or_else(|failure| Err(failure.error))
 }
 
 fn is_generation(published: &Published, generation: u64) -> bool {
@@ -200,12 +200,13 @@ async fn attempt(
     handle: &McpHandle,
     live: &Live,
     request: &CallRequest,
+    noted: &mut Noted,
 ) -> Result<Result<ToolResult, CallError>, Failure> {
     if let Some(error) = refusal(handle, live, request) {
         return Ok(Err(error));
     }
     let is_read = request.tool == READ_RESOURCE;
-    let service_error = match exchange(handle, live, request).await {
+    let service_error = match exchange(handle, live, request, noted).await {
         Ok(result) => {
             let result = read_result(result, &handle.spool).await;
             if result.as_ref().is_ok_and(|result| !is_read && says_unknown(result, &request.tool)) {
@@ -299,18 +300,22 @@ fn unauthorized(failure: &ServiceError) -> Option<&str> {
 }
 
 /// Sends, and waits for the answer, through as many rounds of questions as the server has.
-async fn exchange(handle: &McpHandle, live: &Live, request: &CallRequest) -> Result<ServerResult, ServiceError> {
+async fn exchange(
+    handle: &McpHandle,
+    live: &Live,
+    request: &CallRequest,
+    noted: &mut Noted,
+) -> Result<ServerResult, ServiceError> {
     let mut clock = Clock::new(handle, request);
     let mut answers = (BTreeMap::new(), None);
     for _ in 0..MAX_INPUT_ROUNDS {
-        let round = one_round(live, request, answers, &mut clock).await?;
-        let (ServerResult::InputRequiredResult(required), noted, id) = round else { return Ok(round.0) };
+        let answer = one_round(live, request, answers, (noted, &mut clock)).await?;
+        let ServerResult::InputRequiredResult(required) = answer else { return Ok(answer) };
         if !handle.config.elicitation && handle.config.asks.is_none() {
             return Ok(ServerResult::InputRequiredResult(required));
         }
         let begun = Instant::now();
-        answers = (answered(&handle.config, live, &required, id).await, required.request_state);
-        drop(noted);
+        answers = (answered(&handle.config, live, &required, noted.meant()).await, required.request_state);
         clock.total += begun.elapsed();
     }
     Err(ServiceError::UnexpectedResponse)
@@ -321,24 +326,21 @@ pub(super) async fn answered(
     config: &McpServerConfig,
     live: &Live,
     required: &InputRequiredResult,
-    id: RequestId,
+    meant: Meant,
 ) -> BTreeMap<String, Value> {
-    let origin = InboundStreamOrigin::OutboundRequest(id);
     let mut answers = BTreeMap::new();
     for (key, input) in required.input_requests.iter().flatten().take(MAX_INPUTS) {
         let answer = match input {
             InputRequest::Elicitation(asked) if config.elicitation => {
-                let result = elicitation::ask(&config.name, &live.underway, Some(&origin), &asked.params).await;
+                let result = elicitation::ask(&config.name, &live.underway, meant, &asked.params).await;
                 serde_json::to_value(result).ok()
             }
             InputRequest::Elicitation(_) => None,
             InputRequest::CreateMessage(asked) => {
                 let wanted = Wanted::Completion(serde_json::to_value(&asked.params).unwrap_or_default());
-                bridged::ask(config, &live.underway, Some(&origin), key, wanted).await.ok()
+                bridged::ask(config, &live.underway, meant, key, wanted).await.ok()
             }
-            InputRequest::ListRoots(_) => {
-                bridged::ask(config, &live.underway, Some(&origin), key, Wanted::Roots).await.ok()
-            }
+            InputRequest::ListRoots(_) => bridged::ask(config, &live.underway, meant, key, Wanted::Roots).await.ok(),
             // Kinds of later revisions.
             _ => None,
         };
@@ -366,8 +368,8 @@ async fn one_round(
     live: &Live,
     request: &CallRequest,
     (responses, state): (BTreeMap<String, Value>, Option<String>),
-    clock: &mut Clock,
-) -> Result<(ServerResult, Noted, RequestId), ServiceError> {
+    (noted, clock): (&mut Noted, &mut Clock),
+) -> Result<ServerResult, ServiceError> {
     let responses = (!responses.is_empty()).then_some(responses);
     let message = if request.tool == READ_RESOURCE {
         let uri = request.arguments["uri"].as_str().unwrap_or_default();
@@ -381,16 +383,31 @@ async fn one_round(
         ClientRequest::CallToolRequest(CallToolRequest::new(params))
     };
     let mut options = PeerRequestOptions::no_options();
-    options.meta = Some(meta(request));
+    options.meta = Some(meta(request, live));
+    let sent = send(live, message, options, noted).await?;
+    let guard = CancelOnDrop { peer: live.peer.clone(), id: Some(sent.id.clone()) };
+    let answer = await_answer(sent, noted, clock).await;
+    guard.disarm();
+    answer
+}
+
+/// Sends a request of a call.
+pub(super) async fn send(
+    live: &Live,
+    message: ClientRequest,
+    options: PeerRequestOptions,
+    noted: &mut Noted,
+) -> Result<RequestHandle<RoleClient>, ServiceError> {
+    noted.sends();
     let sending = live.peer.send_request_with_option(message, options);
     let late = |_| ServiceError::Timeout { timeout: SEND_TIMEOUT };
-    let sent = tokio::time::timeout(SEND_TIMEOUT, sending).await.map_err(late)??;
-    let id = sent.id.clone();
-    let mut noted = live.underway.note(id.clone(), sent.progress_token.clone(), request.events.clone());
-    let guard = CancelOnDrop { peer: live.peer.clone(), id: Some(id.clone()) };
-    let answer = await_answer(sent, &mut noted, clock).await;
-    guard.disarm();
-    answer.map(|answer| (answer, noted, id))
+    let sent = tokio::time::timeout(SEND_TIMEOUT, sending).await.map_err(late)?;
+    match &sent {
+        Ok(sent) => noted.sent(sent.id.clone(), sent.progress_token.clone()),
+        Err(failure) if is_refused(failure) => noted.over(),
+        Err(_) => {}
+    }
+    sent
 }
 
 /// Waits for the answer. Every word of progress gives the call its idle time anew; while a person is asked no time runs.
@@ -413,7 +430,8 @@ pub(super) async fn await_answer(
             biased;
             answer = &mut sent.rx => {
                 let answer = answer.map_err(|_| ServiceError::TransportClosed)?;
-                if is_over(&answer) {
+                // Else it may go on at the server.
+                if answer.as_ref().err().is_none_or(is_refused) {
                     noted.over();
                 }
                 return answer;
@@ -440,18 +458,17 @@ pub(super) async fn await_answer(
     Err(ServiceError::Timeout { timeout })
 }
 
-/// Whether nothing of a call goes on at the server: it has answered, or did not take it.
-fn is_over(answer: &Result<ServerResult, ServiceError>) -> bool {
-    let Err(failure) = answer else { return true };
-    let is_refused = matches!(failure, ServiceError::McpError(_)) || unauthorized(failure).is_some();
-    is_refused || never_arrived(failure) || http_status(failure).is_some_and(|refused| refused.status == 429)
+/// Whether the server has refused a call, or never saw it: nothing of it goes on there.
+fn is_refused(failure: &ServiceError) -> bool {
+    let is_said = matches!(failure, ServiceError::McpError(_)) || unauthorized(failure).is_some();
+    is_said || never_arrived(failure) || http_status(failure).is_some_and(|refused| refused.status == 429)
 }
 
 fn arguments(arguments: &Value) -> Option<JsonObject> {
     arguments.as_object().cloned()
 }
 
-pub(super) fn meta(request: &CallRequest) -> RequestMetaObject {
+pub(super) fn meta(request: &CallRequest, live: &Live) -> RequestMetaObject {
     let trace_state = (!request.trace_state.is_empty()).then(|| ("tracestate", request.trace_state.clone()));
     let entries = [
         ("traceparent", request.trace.to_string()),
@@ -462,6 +479,10 @@ pub(super) fn meta(request: &CallRequest) -> RequestMetaObject {
     ];
     let entries = entries.into_iter().chain(trace_state);
     let mut object: JsonObject = entries.map(|(key, value)| (key.to_owned(), Value::String(value))).collect();
+    if live.is_stateless && live.capabilities.logging {
+        // Without it such a server says nothing.
+        object.insert("io.modelcontextprotocol/logLevel".to_owned(), Value::String("info".to_owned()));
+    }
     if !request.labels.is_empty() {
         let labels = request.labels.iter().map(|(name, value)| (name.clone(), Value::String(value.clone())));
         object.insert("dev.towline/labels".to_owned(), Value::Object(labels.collect()));
@@ -491,6 +512,22 @@ impl Drop for CancelOnDrop {
             // The server may be gone, and then nothing runs there.
             let _ = peer.send_notification(CancelledNotification::new(params).into()).await;
         });
+    }
+}
+
+/// Begins a call over a connection that stands, and takes it.
+pub(super) async fn admitted(handle: &McpHandle, events: &CallEvents) -> Result<(Arc<Live>, Noted), CallError> {
+    let deadline = Instant::now() + WAIT_FOR_SERVER;
+    loop {
+        let live = live(handle, deadline.saturating_duration_since(Instant::now()), Patience::NextTry).await?;
+        let late = |_| unavailable(&handle.config.name, "it is being connected anew");
+        if let Some(noted) = tokio::time::timeout_at(deadline, live.underway.admit(events)).await.map_err(late)? {
+            return Ok((live, noted));
+        }
+        let mut published = handle.published.clone();
+        let is_another = published.wait_for(|now| !is_generation(now, live.generation));
+        let ended = |_| unavailable(&handle.config.name, "the connection is closed");
+        tokio::time::timeout_at(deadline, is_another).await.map_err(late)?.map_err(ended)?;
     }
 }
 
@@ -557,7 +594,7 @@ fn is_broken(failure: &ServiceError) -> bool {
 }
 
 /// Whether the server cannot have seen the request: nobody listened, or it knew no such session.
-fn never_arrived(failure: &ServiceError) -> bool {
+pub(super) fn never_arrived(failure: &ServiceError) -> bool {
     let ServiceError::TransportSend(transport) = failure else { return false };
     match transport.error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
         Some(StreamableHttpError::SessionExpired) => true,

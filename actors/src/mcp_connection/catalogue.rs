@@ -47,6 +47,8 @@ pub(crate) struct Listing {
     pub resources: Vec<ResourceInfo>,
     /// What was left out, and why.
     pub refused: Vec<String>,
+    /// Why its resources could not be listed.
+    pub no_resources: Option<String>,
 }
 
 /// Lists what the server said that it has. Only the tools have to be there: what is known of the resources is a help.
@@ -69,7 +71,7 @@ pub(super) async fn list(
                 resources.left_out.into_iter().for_each(|what| listing.refuse(what));
                 listing.take_resources(resources.items, config);
             }
-            Err(error) => listing.refuse(format!("its resources: {error}")),
+            Err(error) => listing.no_resources = Some(error.message),
         }
     }
     Ok(listing)

@@ -10,12 +10,12 @@ use rmcp::{
     ClientHandler, RoleClient,
     model::{
         ClientCapabilities, ClientConfig, CreateMessageRequestMethod, CreateMessageRequestParams, CreateMessageResult,
-        CustomNotification, ElicitRequestParams, ElicitResult, ElicitationCapability, ErrorCode, ErrorData,
+        CustomNotification, ElicitRequestParams, ElicitResult, ElicitationCapability, ErrorCode, ErrorData, Extensions,
         FormElicitationCapability, Implementation, ListRootsRequestMethod, ListRootsResult,
         LoggingMessageNotificationParam, ProgressNotificationParam, ProtocolVersion, ResourceUpdatedNotificationParam,
         RootsCapabilities, SamplingCapability, UrlElicitationCapability,
     },
-    service::{InboundStreamOrigin, NotificationContext, Peer, RequestContext},
+    service::{NotificationContext, RequestContext},
 };
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -28,7 +28,7 @@ use super::{
     subscriptions::Watches,
     tail::{Tail, TailKind},
     text,
-    underway::{self, Underway},
+    underway::{self, Meant, Underway},
 };
 use crate::config::McpServerConfig;
 
@@ -59,8 +59,14 @@ impl Client {
     }
 
     /// Something that the server has is not what it was: it is listed again, soon.
-    fn lists_changed(&self, what: &str) {
+    pub(super) fn list_changed(&self, method: &'static str, what: &str) {
+        self.tail.notices().tell(method, &json!({}));
         self.tail.say(TailKind::Notification, &format!("{what} changed"));
+        self.lists_may_have_changed();
+    }
+
+    /// What the server has is listed again, soon.
+    pub(super) fn lists_may_have_changed(&self) {
         // A stopped actor lists nothing.
         let _ = self.actor.cast(ConnectionMsg::ListsChanged { generation: self.generation });
     }
@@ -85,22 +91,25 @@ impl Client {
         wanted: Wanted,
         context: &RequestContext<RoleClient>,
     ) -> Result<T, ErrorData> {
-        let origin = context.extensions.get::<InboundStreamOrigin>();
+        let meant = meant(&context.extensions);
         let id = context.id.to_string();
-        let asking = bridged::ask(&self.config, &self.underway, origin, &id, wanted);
+        let asking = bridged::ask(&self.config, &self.underway, meant, &id, wanted);
         let refused = |why: String| ErrorData::new(bridged::REFUSED, why, None);
         serde_json::from_value(asking.await.map_err(refused)?).map_err(|error| {
             ErrorData::new(ErrorCode::INTERNAL_ERROR, format!("the agent's answer cannot be passed on: {error}"), None)
         })
     }
 
-    /// Whether a person may be asked over this connection.
-    fn may_ask(&self, peer: &Peer<RoleClient>) -> bool {
-        let info = peer.peer_info();
-        let version = info.map(|info| info.protocol_version.to_string()).unwrap_or_default();
-        let revision = Revision::negotiated(&version, true);
+    /// Whether a person may be asked over a connection of this revision.
+    pub(super) fn may_ask(&self, version: &str) -> bool {
+        let revision = Revision::negotiated(version, true);
         self.config.elicitation && revision.is_ok_and(Revision::has_elicitation)
     }
+}
+
+/// What a message of the server is about, as it was when it arrived.
+fn meant(extensions: &Extensions) -> Meant {
+    extensions.get().copied().unwrap_or(Meant::Doubtful)
 }
 
 impl ClientHandler for Client {
@@ -136,11 +145,11 @@ impl ClientHandler for Client {
         params: ElicitRequestParams,
         context: RequestContext<RoleClient>,
     ) -> Result<ElicitResult, ErrorData> {
-        if !self.may_ask(&context.peer) {
+        let version = context.peer.peer_info().map(|info| info.protocol_version.to_string());
+        if !self.may_ask(&version.unwrap_or_default()) {
             return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, "elicitation/create", None));
         }
-        let origin = context.extensions.get::<InboundStreamOrigin>();
-        Ok(elicitation::ask(&self.config.name, &self.underway, origin, &params).await)
+        Ok(elicitation::ask(&self.config.name, &self.underway, meant(&context.extensions), &params).await)
     }
 
     async fn on_progress(&self, said: ProgressNotificationParam, _: NotificationContext<RoleClient>) {
@@ -151,8 +160,12 @@ impl ClientHandler for Client {
         self.tail.say(TailKind::Progress, &format!("{}{of} {message}", said.progress));
     }
 
-    async fn on_logging_message(&self, said: LoggingMessageNotificationParam, _: NotificationContext<RoleClient>) {
-        self.underway.log(&said);
+    async fn on_logging_message(
+        &self,
+        said: LoggingMessageNotificationParam,
+        context: NotificationContext<RoleClient>,
+    ) {
+        self.underway.log(meant(&context.extensions), &said);
         self.tail.notices().tell("notifications/message", &said);
         self.tail.say(TailKind::Log, &underway::log_line(&said));
     }
@@ -165,18 +178,15 @@ impl ClientHandler for Client {
     }
 
     async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
-        self.tail.notices().tell("notifications/tools/list_changed", &json!({}));
-        self.lists_changed("the list of tools");
+        self.list_changed("notifications/tools/list_changed", "the list of tools");
     }
 
     async fn on_resource_list_changed(&self, _: NotificationContext<RoleClient>) {
-        self.tail.notices().tell("notifications/resources/list_changed", &json!({}));
-        self.lists_changed("the list of resources");
+        self.list_changed("notifications/resources/list_changed", "the list of resources");
     }
 
     async fn on_prompt_list_changed(&self, _: NotificationContext<RoleClient>) {
-        self.tail.notices().tell("notifications/prompts/list_changed", &json!({}));
-        self.lists_changed("the list of prompts");
+        self.list_changed("notifications/prompts/list_changed", "the list of prompts");
     }
 
     async fn on_custom_notification(&self, said: CustomNotification, _: NotificationContext<RoleClient>) {

@@ -4,17 +4,14 @@
 //!
 //! A page that the server wants somebody to open is only shown, with its host, and never opened from here.
 
-use rmcp::{
-    model::{ElicitRequestParams, ElicitResult, ElicitationAction},
-    service::InboundStreamOrigin,
-};
+use rmcp::model::{ElicitRequestParams, ElicitResult, ElicitationAction};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
 use super::{
     events::Question,
     text,
-    underway::{DOUBTFUL, Underway},
+    underway::{DOUBTFUL, Meant, Underway},
 };
 
 /// How long a person has. A call holds a place of its server meanwhile.
@@ -31,14 +28,9 @@ const MAX_SCHEMA_BYTES: usize = 16 * 1024;
 
 /// Has a person asked, through the call that the question belongs to. One that may be about a call that was given up is
 /// declined: it would reach somebody else, whose answer the server would take for that of who called.
-pub(super) async fn ask(
-    server: &str,
-    underway: &Underway,
-    origin: Option<&InboundStreamOrigin>,
-    params: &ElicitRequestParams,
-) -> ElicitResult {
+pub(super) async fn ask(server: &str, underway: &Underway, meant: Meant, params: &ElicitRequestParams) -> ElicitResult {
     let cancel = ElicitResult::new(ElicitationAction::Cancel);
-    if underway.is_doubtful(origin) {
+    if meant == Meant::Doubtful {
         underway.not_asked().note(server, DOUBTFUL);
         return ElicitResult::new(ElicitationAction::Decline);
     }
@@ -53,7 +45,7 @@ pub(super) async fn ask(
         let mut complaint = String::new();
         for _ in 0..MAX_ROUNDS {
             let (question, answer) = Question::new(format!("{complaint}{}", asked.text), asked.details.clone());
-            let _asking = underway.asks(origin, question)?;
+            let _asking = underway.asks(meant, question)?;
             match asked.judge(&answer.await.ok()?) {
                 Ok(result) => return Some(result),
                 Err(why) => complaint = format!("That answer does not fit: {why}.\n"),
@@ -246,7 +238,6 @@ fn is_of_format(text: &str, format: Option<&str>) -> bool {
 mod tests {
     use super::*;
     use crate::mcp_connection::events::{CallEvent, CallEvents, channel};
-    use rmcp::model::{NumberOrString, ProgressToken};
 
     fn form(schema: Value) -> ElicitRequestParams {
         serde_json::from_value(json!({ "mode": "form", "message": "Who?\u{202e}", "requestedSchema": schema })).unwrap()
@@ -319,8 +310,7 @@ mod tests {
     async fn an_answer_that_does_not_fit_is_asked_for_again_and_silence_is_a_cancel() {
         let underway = Underway::default();
         let (events, mut heard) = channel();
-        let token = ProgressToken(NumberOrString::Number(1));
-        let _noted = underway.note(NumberOrString::Number(1), token, events);
+        let noted = underway.admit(&events).await.unwrap();
         let params = form(name_and_age());
         let answering = async {
             let CallEvent::Asks(first) = heard.next().await else { panic!() };
@@ -330,34 +320,29 @@ mod tests {
             assert!(second.text.starts_with("That answer does not fit"), "{}", second.text);
             second.answer(r#"{"name": "Ada"}"#.into());
         };
-        let (result, ()) = tokio::join!(ask("s", &underway, None, &params), answering);
+        let (result, ()) = tokio::join!(ask("s", &underway, noted.meant(), &params), answering);
         assert_eq!(result.action, ElicitationAction::Accept);
 
-        let unanswered = ask("s", &underway, None, &params).await;
+        let unanswered = ask("s", &underway, noted.meant(), &params).await;
         assert_eq!(unanswered.action, ElicitationAction::Cancel, "after {ANSWER_WITHIN:?}");
     }
 
     #[tokio::test]
     async fn a_question_that_comes_after_its_call_was_given_up_reaches_no_other_call() {
         let underway = Underway::default();
-        let token = |number| ProgressToken(NumberOrString::Number(number));
         let (events, mut heard) = channel();
-        let given_up = underway.note(NumberOrString::Number(1), token(1), CallEvents::default());
-        let _other = underway.note(NumberOrString::Number(2), token(2), events);
-        drop(given_up);
-        for origin in [None, Some(&InboundStreamOrigin::Unassociated)] {
-            let declined = ask("s", &underway, origin, &form(name_and_age())).await;
-            assert_eq!(declined.action, ElicitationAction::Decline);
-        }
+        let _other = underway.admit(&events).await.unwrap();
+        let declined = ask("s", &underway, Meant::Doubtful, &form(name_and_age())).await;
+        assert_eq!(declined.action, ElicitationAction::Decline);
         assert!(heard.waiting().is_none());
     }
 
     #[tokio::test]
     async fn a_question_that_belongs_to_no_call_is_a_cancel_at_once() {
         let underway = Underway::default();
-        assert_eq!(ask("s", &underway, None, &form(name_and_age())).await.action, ElicitationAction::Cancel);
-        let token = ProgressToken(NumberOrString::Number(1));
-        let _noted = underway.note(NumberOrString::Number(1), token, CallEvents::default());
-        assert_eq!(ask("s", &underway, None, &form(name_and_age())).await.action, ElicitationAction::Cancel);
+        let unheard = underway.admit(&CallEvents::default()).await.unwrap();
+        for meant in [Meant::NoCall, unheard.meant()] {
+            assert_eq!(ask("s", &underway, meant, &form(name_and_age())).await.action, ElicitationAction::Cancel);
+        }
     }
 }

@@ -14,10 +14,11 @@ use towline_core::{BlobForm, Content, Metadata, Part};
 
 use super::{
     CallError, CallRequest, Live, McpHandle,
-    call::{self, CancelOnDrop, Clock, Patience, error},
+    call::{self, CancelOnDrop, Clock, error},
     guards::Sign,
     spool::{Spool, Spooled, Wanted},
     text,
+    underway::Noted,
 };
 
 /// Most bytes that are put back into a result: it is in memory as a whole, for one who waits.
@@ -91,10 +92,10 @@ async fn uncanceled(handle: &McpHandle, request: &Forward) -> Result<Box<RawValu
 }
 
 async fn over_a_connection(handle: &McpHandle, request: &Forward, what: &str) -> Result<Box<RawValue>, NotForwarded> {
-    let live = call::live(handle, call::WAIT_FOR_SERVER, Patience::NextTry).await?;
+    let (live, mut noted) = call::admitted(handle, &request.call.events).await?;
     may_ask(handle, &live, request, what)?;
     let wanted = handle.spool.want_originals();
-    match exchange(handle, &live, request, &wanted).await {
+    match exchange(handle, &live, request, (&wanted, &mut noted)).await {
         Ok((result, id)) => original(&handle.spool, result, wanted.take(&id.to_string()), what).await,
         Err(ServiceError::McpError(refused)) => Err(NotForwarded::Refused {
             code: refused.code.0,
@@ -126,7 +127,7 @@ async fn exchange(
     handle: &McpHandle,
     live: &Live,
     request: &Forward,
-    wanted: &Wanted,
+    (wanted, noted): (&Wanted, &mut Noted),
 ) -> Result<(ServerResult, RequestId), ServiceError> {
     let mut clock = Clock::new(handle, &request.call);
     let mut params = request.params.clone();
@@ -134,16 +135,13 @@ async fn exchange(
         let message = json!({ "method": request.method, "params": params });
         let message: ClientRequest = serde_json::from_value(message).map_err(|_| ServiceError::UnexpectedResponse)?;
         let mut options = PeerRequestOptions::no_options();
-        let mut meta = call::meta(&request.call);
+        let mut meta = call::meta(&request.call, live);
         meta.extend(RequestMetaObject::from(request.meta.clone()));
         options.meta = Some(meta);
-        let late = |_| ServiceError::Timeout { timeout: call::SEND_TIMEOUT };
-        let sending = live.peer.send_request_with_option(message, options);
-        let sent = tokio::time::timeout(call::SEND_TIMEOUT, sending).await.map_err(late)??;
+        let sent = call::send(live, message, options, noted).await?;
         let id = sent.id.clone();
-        let mut noted = live.underway.note(id.clone(), sent.progress_token.clone(), request.call.events.clone());
         let guard = CancelOnDrop { peer: live.peer.clone(), id: Some(id.clone()) };
-        let answer = call::await_answer(sent, &mut noted, &mut clock).await;
+        let answer = call::await_answer(sent, noted, &mut clock).await;
         guard.disarm();
         let answer = answer?;
         let asks = handle.config.elicitation && !request.passes_questions;
@@ -153,7 +151,7 @@ async fn exchange(
         let ServerResult::InputRequiredResult(asks) = answer else { return Err(ServiceError::UnexpectedResponse) };
         wanted.take(&id.to_string());
         let begun = tokio::time::Instant::now();
-        let answers = call::answered(&handle.config, live, &asks, id).await;
+        let answers = call::answered(&handle.config, live, &asks, noted.meant()).await;
         clock.total += begun.elapsed();
         params.insert("inputResponses".to_owned(), json!(answers));
         match asks.request_state {

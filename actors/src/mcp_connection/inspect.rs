@@ -6,7 +6,7 @@ use rmcp::model::{
 use rmcp::service::PeerRequestOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     CallError, McpHandle, McpServerStatus, ResourceInfo, ToolInfo,
@@ -65,34 +65,36 @@ pub struct PromptInfo {
 }
 
 impl McpHandle {
-    /// Looks at the server. What it does not have is not asked for; a list that cannot be had is told among what is left out.
+    /// Looks at the server. What it does not have is not asked for; a list that cannot be had is told in its status.
     ///
     /// # Errors
     /// When the server is not there.
     pub async fn inspect(&self) -> Result<McpInspection, CallError> {
         let live = call::live(self, WAIT_FOR_SERVER, Patience::NextTry).await?;
         let has = live.capabilities;
-        let (mut templates, mut prompts, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut templates, mut prompts, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+        let mut unlisted = BTreeMap::new();
         if has.resources {
             match pages::drain(&live.peer, &pages::TEMPLATES).await {
                 Ok(listed) => {
                     templates = listed.items.into_iter().map(template).collect();
-                    failed.extend(listed.left_out);
+                    left_out.extend(listed.left_out);
                 }
-                Err(error) => failed.push(format!("its templates: {error}")),
+                Err(error) => drop(unlisted.insert(pages::TEMPLATES.what.to_owned(), error.message)),
             }
         }
         if has.prompts {
             match pages::drain(&live.peer, &pages::PROMPTS).await {
                 Ok(listed) => {
                     prompts = listed.items.into_iter().map(prompt).collect();
-                    failed.extend(listed.left_out);
+                    left_out.extend(listed.left_out);
                 }
-                Err(error) => failed.push(format!("its prompts: {error}")),
+                Err(error) => drop(unlisted.insert(pages::PROMPTS.what.to_owned(), error.message)),
             }
         }
         let mut status = self.status();
-        status.left_out.extend(failed);
+        status.left_out.extend(left_out);
+        status.unlisted.extend(unlisted);
         Ok(McpInspection {
             status,
             capabilities: has.names().into_iter().map(str::to_owned).collect(),

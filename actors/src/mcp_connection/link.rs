@@ -4,17 +4,20 @@
 //! the next time:
 //!
 //! ```text
-//! initialize ──refused──▶ server/discover ──refused, and 400, 404 or 405 at first──▶ HTTP with SSE
+//! server/discover ──refused, or no answer──▶ initialize ──refused with 400, 404 or 405──▶ HTTP with SSE
 //! ```
+//! A server that knows both is spoken to without a session: then nothing of it is lost with a connection.
+//!
 //! A stdio server runs in its own process group with a cleared environment; when the link ends, its input is closed,
 //! it has [`EXIT_TIME`] to leave, and what is left of its group is killed.
 
+use futures::FutureExt as _;
 use process_wrap::tokio::{ChildWrapper, CommandWrap, KillOnDrop, ProcessGroup};
 use rmcp::{
     RoleClient,
     model::ProtocolVersion,
     service::{ClientInitializeError, ClientLifecycleMode, ClientServiceExt, RunningService},
-    transport::IntoTransport,
+    transport::{IntoTransport, streamable_http_client::StreamableHttpError},
 };
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -36,14 +39,16 @@ use tokio_util::sync::CancellationToken;
 use super::{
     ConnectionMsg, Live, catalogue, causes,
     client::Client,
-    credentials::{Credentials, McpTls, Sender},
+    credentials::{Credentials, McpTls, Sender, UNAUTHORIZED},
     legacy,
     revision::{Capabilities, Revision},
     socket::{self, Dial, Push, Seen},
     spool::Spool,
-    subscriptions::Keeper,
+    subscriptions::{Announces, Keeper},
     tail::{Tail, TailKind},
-    text, websocket,
+    text,
+    underway::Listened,
+    websocket,
 };
 use crate::config::{McpTransport, Secret};
 
@@ -71,6 +76,10 @@ const STDERR_LINE_BYTES: u64 = 4_096;
 
 /// How the reason of a link begins that was told to stop.
 pub(super) const STOPPED: &str = "stopped";
+
+/// Why a connection is made anew that stands.
+pub(super) const RENEWED: &str =
+    "made anew: a call that was given up is not answered, and what the server asks might be about it";
 
 /// Environment variables that a child inherits: without them most programs do not start. Everything else is configured.
 const INHERITED: [&str; 2] = ["PATH", "HOME"];
@@ -128,6 +137,7 @@ pub(super) async fn run(plan: Plan) {
         }
     };
     plan.client.watches.down();
+    plan.client.underway.close();
     // A stopped actor knows.
     let _ = actor.cast(ConnectionMsg::Lost { generation, reason });
 }
@@ -177,7 +187,7 @@ async fn run_http(plan: &Plan, remote: &Remote<'_>) -> String {
 
 type Connected = (RunningService<RoleClient, Client>, Era);
 
-/// Tries one era after the other. What the first try said is what is told.
+/// Tries one era after the other, that of the last time first. What `initialize` was answered is what is told.
 async fn connect(plan: &Plan, remote: &Remote<'_>, seen: &Seen) -> Result<Connected, Failure> {
     if websocket::is_websocket(remote.endpoint) {
         return shake(plan, remote, seen, Era::WebSocket).await;
@@ -185,26 +195,32 @@ async fn connect(plan: &Plan, remote: &Remote<'_>, seen: &Seen) -> Result<Connec
     if remote.legacy {
         return shake(plan, remote, seen, Era::Legacy).await;
     }
-    if let Some(known @ (Era::Discover | Era::Legacy)) = Era::of(plan.era.0.load(Ordering::Relaxed)) {
-        match shake(plan, remote, seen, known).await {
+    let known = Era::of(plan.era.0.load(Ordering::Relaxed));
+    let others = [Era::Discover, Era::Initialize].into_iter().filter(|era| Some(*era) != known);
+    let (mut said, mut may_be_legacy, mut late) = (None, false, String::new());
+    for era in known.into_iter().chain(others) {
+        let failure = match shake(plan, remote, seen, era).await {
             Ok(connected) => return Ok(connected),
-            // It may be another server by now, or the same one after an update.
-            Err(failure) => tracing::debug!(server = plan.client.config.name, failure.reason, "not as the last time"),
+            Err(failure) => failure,
+        };
+        match (failure.how, era) {
+            (How::Unasked, _) | (How::Silent, Era::Initialize) => return Err(failure.with(&late)),
+            // A server of before may leave what it does not know without an answer.
+            (How::Silent, _) => late = failure.reason,
+            (How::Refused, Era::Initialize) => {
+                may_be_legacy = matches!(seen.refused(), 400 | 404 | 405);
+                said = Some(failure);
+            }
+            (How::Refused, _) => {
+                tracing::debug!(server = plan.client.config.name, ?era, failure.reason, "not spoken to this way");
+            }
         }
     }
-    // Most servers know `initialize`. One that refuses it may know only its successor, or only its predecessor.
-    let first = match shake(plan, remote, seen, Era::Initialize).await {
-        Ok(connected) => return Ok(connected),
-        Err(failure) if failure.refused => failure,
-        Err(failure) => return Err(failure),
-    };
-    let may_be_legacy = matches!(seen.refused(), 400 | 404 | 405);
-    match shake(plan, remote, seen, Era::Discover).await {
-        Ok(connected) => return Ok(connected),
-        Err(_) if may_be_legacy => {}
-        Err(_) => return Err(first),
+    let Some(said) = said else { return Err(Failure::refused(late)) };
+    if may_be_legacy && let Ok(connected) = shake(plan, remote, seen, Era::Legacy).await {
+        return Ok(connected);
     }
-    shake(plan, remote, seen, Era::Legacy).await.map_err(|_| first)
+    Err(said.with(&late))
 }
 
 async fn shake(plan: &Plan, remote: &Remote<'_>, seen: &Seen, era: Era) -> Result<Connected, Failure> {
@@ -215,25 +231,25 @@ async fn shake(plan: &Plan, remote: &Remote<'_>, seen: &Seen, era: Era) -> Resul
         tls: remote.tls,
         only_http1: era == Era::WebSocket,
     };
-    let http = Sender::new(&dial, plan.credentials.clone()).map_err(Failure::permanent)?;
+    let http = Sender::new(&dial, plan.credentials.clone()).map_err(Failure::refused)?;
     let watch = (client.suspect(), seen.clone());
     seen.set_refused(0);
     let service = match era {
         Era::Legacy => {
-            let headers = socket::custom_headers(remote.headers).map_err(Failure::permanent)?;
+            let headers = socket::custom_headers(remote.headers).map_err(Failure::refused)?;
             let connecting = legacy::connect(http, remote.endpoint, headers, &plan.spool);
             let opened = tokio::time::timeout(HANDSHAKE_TIMEOUT, connecting).await;
-            let late = || Failure::permanent(format!("HTTP with SSE: no endpoint after {HANDSHAKE_TIMEOUT:?}"));
-            let transport = opened.map_err(|_| late())?.map_err(Failure::permanent)?;
+            let late = || Failure::silent(format!("HTTP with SSE: no endpoint after {HANDSHAKE_TIMEOUT:?}"));
+            let transport = opened.map_err(|_| late())?.map_err(Failure::refused)?;
             seen.set_push(Push::Live);
             handshake(client, transport, ClientLifecycleMode::Initialize, HANDSHAKE_TIMEOUT).await
         }
         Era::WebSocket => {
-            let headers = socket::custom_headers(remote.headers).map_err(Failure::permanent)?;
+            let headers = socket::custom_headers(remote.headers).map_err(Failure::refused)?;
             let opening = websocket::connect(&http, remote.endpoint, headers);
             let opened = tokio::time::timeout(HANDSHAKE_TIMEOUT, opening).await;
-            let late = || Failure::permanent(format!("WebSocket: not open after {HANDSHAKE_TIMEOUT:?}"));
-            let transport = opened.map_err(|_| late())?.map_err(Failure::permanent)?;
+            let late = || Failure::silent(format!("WebSocket: not open after {HANDSHAKE_TIMEOUT:?}"));
+            let transport = opened.map_err(|_| late())?.map_err(Failure::refused)?;
             seen.set_push(Push::Live);
             handshake(client, transport, ClientLifecycleMode::Initialize, HANDSHAKE_TIMEOUT).await
         }
@@ -243,13 +259,11 @@ async fn shake(plan: &Plan, remote: &Remote<'_>, seen: &Seen, era: Era) -> Resul
                 Era::Discover => ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::LATEST] },
                 Era::Initialize | Era::Legacy | Era::WebSocket => ClientLifecycleMode::Initialize,
             };
-            handshake(client, transport.map_err(Failure::permanent)?, lifecycle, HANDSHAKE_TIMEOUT).await.map_err(
-                |failure| {
-                    // A status that says no is an answer as well.
-                    let refused = failure.refused || matches!(seen.refused(), 400 | 404 | 405 | 406 | 415 | 501);
-                    Failure { refused, ..failure }
-                },
-            )
+            let shaken = handshake(client, transport.map_err(Failure::refused)?, lifecycle, HANDSHAKE_TIMEOUT);
+            shaken.await.map_err(|failure| {
+                let is_closed = matches!(seen.refused(), 401 | 403 | 429);
+                if is_closed { Failure { how: How::Unasked, ..failure } } else { failure }
+            })
         }
     };
     service.map(|service| (service, era))
@@ -258,13 +272,33 @@ async fn shake(plan: &Plan, remote: &Remote<'_>, seen: &Seen, era: Era) -> Resul
 /// A handshake that failed.
 struct Failure {
     reason: String,
-    /// Whether the server answered, and said no.
-    refused: bool,
+    how: How,
+}
+
+/// How it failed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// The server answered, and does not take this handshake.
+    Refused,
+    /// It said nothing in time.
+    Silent,
+    /// It could not be asked, or does not take who asks: another handshake changes nothing.
+    Unasked,
 }
 
 impl Failure {
-    fn permanent(reason: String) -> Self {
-        Self { reason, refused: false }
+    fn refused(reason: String) -> Self {
+        Self { reason, how: How::Refused }
+    }
+
+    fn silent(reason: String) -> Self {
+        Self { reason, how: How::Silent }
+    }
+
+    /// The same, with what came of a handshake before.
+    fn with(self, late: &str) -> Self {
+        let reason = if late.is_empty() { self.reason } else { format!("{}; before that {late}", self.reason) };
+        Self { reason, ..self }
     }
 }
 
@@ -278,18 +312,26 @@ where
     T: IntoTransport<RoleClient, E, A>,
     E: std::error::Error + Send + Sync + 'static,
 {
-    match tokio::time::timeout(within, client.serve_with_lifecycle(transport, lifecycle)).await {
+    let transport = Listened { transport: transport.into_transport(), underway: client.underway.clone() };
+    let shaking = client.serve_with_lifecycle(transport, lifecycle).boxed();
+    match tokio::time::timeout(within, shaking).await {
         Ok(Ok(service)) => Ok(service),
         Ok(Err(error)) => {
-            let refused = matches!(
-                error,
-                ClientInitializeError::JsonRpcError(_) | ClientInitializeError::NoCompatibleProtocolVersion { .. }
-            );
             let reason =
                 text::plain_line(&format!("handshake: {}", causes::of_handshake(&error)), MAX_INSTRUCTIONS_CHARS);
-            Err(Failure { reason, refused })
+            Err(Failure { reason, how: if is_unasked(&error) { How::Unasked } else { How::Refused } })
         }
-        Err(_) => Err(Failure::permanent(format!("handshake: no answer after {within:?}"))),
+        Err(_) => Err(Failure::silent(format!("handshake: no answer after {within:?}"))),
+    }
+}
+
+/// Whether the network failed, or who asks is not let in.
+fn is_unasked(error: &ClientInitializeError) -> bool {
+    let ClientInitializeError::TransportError { error, .. } = error else { return false };
+    match error.error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
+        Some(StreamableHttpError::Client(_)) => true,
+        Some(StreamableHttpError::UnexpectedServerResponse(why)) => why.starts_with(UNAUTHORIZED),
+        Some(_) | None => false,
     }
 }
 
@@ -308,6 +350,7 @@ async fn serve(plan: &Plan, (service, era): Connected, seen: Seen) -> String {
             match listed {
                 Some(Ok(listing)) => {
                     keeper = Some(keeper_of(client, &live, era));
+                    renews(client, &live, era);
                     // A stopped actor needs no connection, and stops this task.
                     let _ = client.actor.cast(ConnectionMsg::Connected { live: Box::new(live), listing });
                     None
@@ -323,6 +366,7 @@ async fn serve(plan: &Plan, (service, era): Connected, seen: Seen) -> String {
             quit = &mut waiting => return causes::of_end(&quit),
             () = stop.cancelled() => {}
             reason = keeper.keep() => failed = Some(reason),
+            () = client.underway.overdue() => failed = Some(RENEWED.to_owned()),
         }
     }
     ending.cancel();
@@ -353,12 +397,25 @@ fn live(client: &Client, service: &RunningService<RoleClient, Client>, era: Era,
     })
 }
 
+/// Where all calls share one stream, and the server may ask something, a call that was given up must not be at work for ever.
+fn renews(client: &Client, live: &Live, era: Era) {
+    let is_one_stream = match (&client.config.transport, era) {
+        (McpTransport::Stdio { .. }, _) | (_, Era::Legacy | Era::WebSocket) => true,
+        (McpTransport::Http { .. }, Era::Initialize | Era::Discover) => false,
+    };
+    let may_ask = client.config.asks.is_some() || client.may_ask(&live.protocol_version);
+    if is_one_stream && may_ask && client.config.reconnect {
+        client.underway.renews();
+    }
+}
+
 fn keeper_of(client: &Client, live: &Live, era: Era) -> Keeper {
     Keeper {
         peer: live.peer.clone(),
         watches: client.watches.clone(),
         seen: live.seen.clone(),
-        tail: client.tail.clone(),
+        client: client.clone(),
+        announces: Announces::of(live.capabilities),
         can_subscribe: live.capabilities.resource_subscriptions,
         is_stateless: era == Era::Discover,
     }

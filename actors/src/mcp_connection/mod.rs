@@ -105,6 +105,12 @@ const STABLE_AFTER: Duration = Duration::from_secs(5);
 /// Announcements of changed tools within this time cause one new listing: servers send several in a row.
 const RELIST_DEBOUNCE: Duration = Duration::from_millis(250);
 
+/// Wait before a list is asked for again that could not be had; it doubles up to [`MAX_LIST_BACK_OFF`].
+const FIRST_LIST_BACK_OFF: Duration = Duration::from_secs(1);
+
+/// Longest such wait: a server of which a list always fails is asked no more than once a minute.
+const MAX_LIST_BACK_OFF: Duration = Duration::from_secs(60);
+
 /// How often the cluster is looked at for what it knows of the tools: an operator may have agreed to a change at another node.
 const LOOK_AT_PINS: Duration = Duration::from_secs(15);
 
@@ -227,6 +233,9 @@ pub struct McpServerStatus {
     /// What of its lists is left out, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
+    /// Lists of it that cannot be had, and why: what it listed before is shown, and they are asked for again.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub unlisted: BTreeMap<String, String>,
     /// Counts the listings that were published: what was read under another one may be old.
     #[serde(default)]
     pub catalogue: u64,
@@ -417,10 +426,12 @@ impl McpHandle {
             changed: published.changed.iter().map(|(tool, how)| (tool.clone(), told(how))).collect(),
             pinned: published.pinned,
             left_out: published.left_out.to_vec(),
+            unlisted: self.offers.failed(),
             catalogue: published.catalogue,
             reason: None,
             next_try_ms: None,
         };
+        status.unlisted.extend(published.unlisted.iter().map(|(list, why)| ((*list).to_owned(), why.clone())));
         match &published.phase {
             Phase::Connecting => {}
             Phase::Ready(live) => {
@@ -464,6 +475,8 @@ struct Published {
     changed: Arc<BTreeMap<String, &'static str>>,
     pinned: bool,
     left_out: Arc<[String]>,
+    /// Lists that could not be had, and why.
+    unlisted: BTreeMap<&'static str, String>,
     catalogue: u64,
 }
 
@@ -478,6 +491,7 @@ impl Default for Published {
             changed: Arc::default(),
             pinned: false,
             left_out: Arc::from([]),
+            unlisted: BTreeMap::new(),
             catalogue: 0,
         }
     }
@@ -526,6 +540,8 @@ pub(crate) enum ConnectionMsg {
     Relist { generation: u64 },
     /// It is listed.
     Relisted { generation: u64, listing: Result<Listing, CallError> },
+    /// Time to list again what could not be listed so many times in a row.
+    ListAgain { generation: u64, failures: u32 },
     /// Time to look at what the cluster knows of the tools.
     LookAtPins,
 }
@@ -559,6 +575,8 @@ struct ConnectionState {
     link: Option<Link>,
     relist_planned: bool,
     relisting: Option<JoinHandle<()>>,
+    /// Listings in a row of which something could not be had.
+    list_failures: u32,
 }
 
 /// The task that owns the current connection.
@@ -602,6 +620,7 @@ impl Actor for ConnectionActor {
             link: None,
             relist_planned: false,
             relisting: None,
+            list_failures: 0,
         })
     }
 
@@ -614,7 +633,7 @@ impl Actor for ConnectionActor {
         match message {
             ConnectionMsg::Connect => state.connect(myself),
             ConnectionMsg::Connected { live, listing } if live.generation == state.generation => {
-                state.connected(*live, listing);
+                state.connected(*live, listing, &myself);
                 state.look_at_pins(&myself);
             }
             ConnectionMsg::Lost { generation, reason } if generation == state.generation => state.lost(reason, &myself),
@@ -626,7 +645,12 @@ impl Actor for ConnectionActor {
             }
             ConnectionMsg::Relist { generation } if generation == state.generation => state.relist(myself),
             ConnectionMsg::Relisted { generation, listing } if generation == state.generation => {
-                state.relisted(listing)
+                state.relisted(listing, &myself)
+            }
+            ConnectionMsg::ListAgain { generation, failures } if generation == state.generation => {
+                if failures == state.list_failures {
+                    state.relist(myself);
+                }
             }
             ConnectionMsg::LookAtPins => state.look_at_pins(&myself),
             ConnectionMsg::Connected { .. }
@@ -634,7 +658,8 @@ impl Actor for ConnectionActor {
             | ConnectionMsg::Suspect { .. }
             | ConnectionMsg::ListsChanged { .. }
             | ConnectionMsg::Relist { .. }
-            | ConnectionMsg::Relisted { .. } => {}
+            | ConnectionMsg::Relisted { .. }
+            | ConnectionMsg::ListAgain { .. } => {}
         }
         Ok(())
     }
@@ -663,6 +688,7 @@ impl ConnectionState {
         }
         self.generation += 1;
         self.relist_planned = false;
+        self.list_failures = 0;
         self.publish.send_modify(|published| published.phase = Phase::Connecting);
         let stop = CancellationToken::new();
         let client = Client {
@@ -685,7 +711,7 @@ impl ConnectionState {
         self.link = Some(Link { stop, task, ready_since: None, suspicion: None });
     }
 
-    fn connected(&mut self, live: Live, listing: Listing) {
+    fn connected(&mut self, live: Live, listing: Listing, myself: &ActorRef<ConnectionMsg>) {
         if let Some(link) = &mut self.link {
             link.ready_since = Some(Instant::now());
         }
@@ -699,6 +725,7 @@ impl ConnectionState {
         );
         self.tail.say(TailKind::Connection, "ready");
         self.guards.reconnected();
+        self.plan_list(listing.no_resources.is_some(), myself);
         self.take(listing, Some(Phase::Ready(Arc::new(live))));
     }
 
@@ -759,7 +786,7 @@ impl ConnectionState {
 
     /// Publishes what was listed, compared with what was listed first.
     fn take(&mut self, listing: Listing, phase: Option<Phase>) {
-        let Listing { tools, resources, refused } = listing;
+        let Listing { tools, resources, refused, no_resources } = listing;
         if let Some(known) = self.known_pins() {
             self.pins.learn(known);
         }
@@ -778,7 +805,11 @@ impl ConnectionState {
             }
             published.tools = judged.tools.into();
             published.listed = tools.into();
-            published.resources = resources.into();
+            // What was listed before is more likely to be there than nothing.
+            if no_resources.is_none() {
+                published.resources = resources.into();
+            }
+            published.unlisted = no_resources.map(|why| (pages::RESOURCES.what, why)).into_iter().collect();
             published.changed = Arc::new(judged.changed);
             published.left_out = refused.into();
             published.catalogue += 1;
@@ -795,7 +826,12 @@ impl ConnectionState {
     fn lost(&mut self, reason: String, myself: &ActorRef<ConnectionMsg>) {
         let Some(link) = self.link.take() else { return };
         let was_stable = link.ready_since.is_some_and(|since| since.elapsed() >= STABLE_AFTER);
-        self.failures = if was_stable { 1 } else { self.failures + 1 };
+        self.failures = match was_stable {
+            // This side ended it: the server has not failed.
+            _ if reason.starts_with(link::RENEWED) => 0,
+            true => 1,
+            false => self.failures + 1,
+        };
         // A link that was told to stop does not know why; it knows how its child ended.
         let reason = match (link.suspicion, reason.strip_prefix(link::STOPPED)) {
             (Some(suspicion), Some(how)) => format!("{suspicion}{how}"),
@@ -833,15 +869,37 @@ impl ConnectionState {
         }));
     }
 
-    fn relisted(&mut self, listing: Result<Listing, CallError>) {
+    fn relisted(&mut self, listing: Result<Listing, CallError>, myself: &ActorRef<ConnectionMsg>) {
+        let is_whole = listing.as_ref().is_ok_and(|listing| listing.no_resources.is_none());
+        self.plan_list(!is_whole, myself);
         match listing {
             Ok(listing) => {
                 tracing::info!(server = self.config.name, tools = listing.tools.len(), "MCP tools were listed again");
                 self.take(listing, None);
             }
-            Err(error) => tracing::warn!(server = self.config.name, %error, "MCP tools could not be listed again"),
+            Err(error) => {
+                tracing::warn!(server = self.config.name, %error, "MCP tools could not be listed again");
+                self.publish.send_modify(|published| {
+                    published.unlisted.insert(pages::TOOLS.what, error.message);
+                });
+            }
         }
     }
+
+    /// Plans to list again what could not be had.
+    fn plan_list(&mut self, has_failed: bool, myself: &ActorRef<ConnectionMsg>) {
+        self.list_failures = if has_failed { self.list_failures + 1 } else { 0 };
+        let (generation, failures) = (self.generation, self.list_failures);
+        if has_failed {
+            myself.send_after(list_back_off(failures), move || ConnectionMsg::ListAgain { generation, failures });
+        }
+    }
+}
+
+/// Wait before what could not be listed so many times in a row is asked for again.
+fn list_back_off(failures: u32) -> Duration {
+    let doublings = failures.saturating_sub(1).min(16);
+    FIRST_LIST_BACK_OFF.saturating_mul(1 << doublings).min(MAX_LIST_BACK_OFF)
 }
 
 /// Wait before the next try after so many failures in a row.

@@ -47,7 +47,7 @@ type Page<T> = (Vec<T>, Option<String>);
 
 /// Something that servers list.
 pub(super) struct Kind<T> {
-    what: &'static str,
+    pub what: &'static str,
     /// The field of a page that has the items.
     field: &'static str,
     request: fn(PaginatedRequestParams) -> ClientRequest,

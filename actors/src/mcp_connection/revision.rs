@@ -68,6 +68,12 @@ pub struct Capabilities {
     pub logging: bool,
     /// Completion of arguments.
     pub completions: bool,
+    /// Whether it announces that its list of tools changed.
+    pub tools_changed: bool,
+    /// Whether it announces that its list of resources changed.
+    pub resources_changed: bool,
+    /// Whether it announces that its list of prompts changed.
+    pub prompts_changed: bool,
 }
 
 impl Capabilities {
@@ -80,6 +86,9 @@ impl Capabilities {
             prompts: said.prompts.is_some(),
             logging: said.logging.is_some(),
             completions: said.completions.is_some(),
+            tools_changed: said.tools.as_ref().is_some_and(|tools| tools.list_changed == Some(true)),
+            resources_changed: resources.is_some_and(|resources| resources.list_changed == Some(true)),
+            prompts_changed: said.prompts.as_ref().is_some_and(|prompts| prompts.list_changed == Some(true)),
         }
     }
 

@@ -9,14 +9,16 @@
 //! initialize: resources/subscribe per URI        ping each 10 s: a session that is lost ends the connection
 //! 2026-07-28: one subscriptions/listen for all   its end is seen, and it is opened again
 //! ```
+//! That stream carries what the server announces of its lists as well. Whenever it has been opened they are listed again: what changed
+//! before that was not heard.
 #![expect(deprecated, reason = "servers up to 2025-11-25 are subscribed to one resource at a time")]
 
 use futures::{StreamExt, stream};
 use rmcp::{
     RoleClient,
     model::{
-        ClientRequest, PingRequest, ServerNotification, SubscribeRequest, SubscribeRequestParams, SubscriptionFilter,
-        UnsubscribeRequest, UnsubscribeRequestParams,
+        ClientRequest, DiscoverRequest, DiscoverRequestParams, PingRequest, ServerNotification, SubscribeRequest,
+        SubscribeRequestParams, SubscriptionFilter, UnsubscribeRequest, UnsubscribeRequestParams,
     },
     service::{Peer, PeerRequestOptions, ServiceError},
 };
@@ -31,9 +33,11 @@ use tokio::{
 };
 
 use super::{
-    McpHandle, Phase, causes,
+    McpHandle, Phase, call, causes,
+    client::Client,
+    revision::Capabilities,
     socket::{Push, Seen},
-    tail::{Tail, TailKind},
+    tail::TailKind,
 };
 
 /// Subscriptions that are asked for at the same time: a server with thousands of them is not flooded, and not waited for one by one.
@@ -44,6 +48,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a server is asked whether it still knows the session: with the answer's time this is how long a lost one is not noticed.
 const PING_EVERY: Duration = Duration::from_secs(8);
+
+/// How often it is looked whether a server without a session and a stream is still there: nothing else would tell.
+const LOOK_EVERY: Duration = Duration::from_secs(8);
 
 /// Changes of what is watched within this time are one new stream of a server without sessions.
 const COLLECT: Duration = Duration::from_millis(100);
@@ -207,12 +214,45 @@ impl Drop for ResourceWatch {
     }
 }
 
+/// Lists whose changes a server announces.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Announces {
+    tools: bool,
+    resources: bool,
+    prompts: bool,
+}
+
+impl Announces {
+    pub(super) fn of(has: Capabilities) -> Self {
+        Self { tools: has.tools_changed, resources: has.resources_changed, prompts: has.prompts_changed }
+    }
+
+    fn filter(self, uris: BTreeSet<String>) -> SubscriptionFilter {
+        let mut filter = SubscriptionFilter::builder();
+        if self.tools {
+            filter = filter.tools_list_changed();
+        }
+        if self.resources {
+            filter = filter.resources_list_changed();
+        }
+        if self.prompts {
+            filter = filter.prompts_list_changed();
+        }
+        if !uris.is_empty() {
+            filter = filter.resource_subscriptions(uris);
+        }
+        filter.build()
+    }
+}
+
 /// Keeps the subscriptions of one connection.
 pub(super) struct Keeper {
     pub(super) peer: Peer<RoleClient>,
     pub(super) watches: Watches,
     pub(super) seen: Seen,
-    pub(super) tail: Tail,
+    pub(super) client: Client,
+    /// What the server announces of its lists.
+    pub(super) announces: Announces,
     /// Whether the server said that it has subscriptions.
     pub(super) can_subscribe: bool,
     /// Whether one stream is for all of them.
@@ -222,7 +262,8 @@ pub(super) struct Keeper {
 impl Keeper {
     /// Subscribes to what is watched, for as long as the connection stands. Returns why it does not.
     pub(super) async fn keep(self) -> String {
-        if !self.can_subscribe {
+        let listens = self.is_stateless && self.announces != Announces::default();
+        if !self.can_subscribe && !listens {
             return self.keep_none().await;
         }
         if self.is_stateless { self.keep_stream().await } else { self.keep_each().await }
@@ -231,10 +272,27 @@ impl Keeper {
     /// All of it is read in a rhythm.
     async fn keep_none(&self) -> String {
         loop {
-            let changed = self.watches.0.changed.notified();
             self.watches.uris().iter().for_each(|uri| self.watches.arm(uri, Arm::Pulled));
-            changed.await;
+            tokio::select! {
+                () = self.watches.0.changed.notified() => {}
+                () = tokio::time::sleep(LOOK_EVERY), if self.is_stateless => {
+                    if let Some(why) = self.gone().await {
+                        return format!("the server is gone: {why}");
+                    }
+                }
+            }
         }
+    }
+
+    /// Why a server without a session and a stream cannot be reached. One that is busy is not gone.
+    async fn gone(&self) -> Option<String> {
+        let request = ClientRequest::DiscoverRequest(DiscoverRequest::new(DiscoverRequestParams {}));
+        let asking = async {
+            let options = PeerRequestOptions::with_timeout(ANSWER_TIMEOUT);
+            self.peer.send_request_with_option(request, options).await?.await_response().await
+        };
+        let failure = tokio::time::timeout(ANSWER_TIMEOUT * 2, asking).await.ok()?.err()?;
+        call::never_arrived(&failure).then(|| failure.to_string())
     }
 
     async fn keep_each(&self) -> String {
@@ -258,7 +316,7 @@ impl Keeper {
                 match answer {
                     Ok(()) => self.watches.arm(&uri, Arm::Pushed),
                     Err(Refusal::Said(why)) => {
-                        self.tail.say(TailKind::Connection, &format!("no subscription to {uri}: {why}"));
+                        self.client.tail.say(TailKind::Connection, &format!("no subscription to {uri}: {why}"));
                         self.watches.arm(&uri, Arm::Pulled);
                     }
                     Err(Refusal::Silent(why)) => return format!("subscribe to a resource: {why}"),
@@ -297,15 +355,16 @@ impl Keeper {
         loop {
             tokio::time::sleep(COLLECT).await;
             let wanted = self.watches.uris();
-            if wanted.is_empty() {
+            if wanted.is_empty() && self.announces == Announces::default() {
                 current = None;
                 self.watches.0.changed.notified().await;
                 continue;
             }
-            let filter = SubscriptionFilter::builder().resource_subscriptions(wanted.clone()).build();
+            let filter = self.announces.filter(if self.can_subscribe { wanted.clone() } else { BTreeSet::new() });
             let opened = tokio::time::timeout(ANSWER_TIMEOUT, self.peer.listen(filter)).await;
             let mut listening = match opened {
                 Ok(Ok(listening)) => listening,
+                Ok(Err(error)) if call::never_arrived(&error) => return format!("the server is gone: {error}"),
                 Ok(Err(error)) => {
                     failures = self.deaf(&wanted, failures, &error.to_string()).await;
                     continue;
@@ -315,8 +374,10 @@ impl Keeper {
                     continue;
                 }
             };
-            // The one before ends only behind its successor.
-            drop(current.take());
+            // The one before ends only behind its successor, which then has missed nothing.
+            if current.take().is_none() && self.announces != Announces::default() {
+                self.client.lists_may_have_changed();
+            }
             self.seen.set_push(Push::Live);
             let accepted = listening.acknowledged().resource_subscriptions.clone().unwrap_or_default();
             for uri in &wanted {
@@ -329,7 +390,7 @@ impl Keeper {
                         Ok(Some(ServerNotification::ResourceUpdatedNotification(said))) => {
                             self.watches.updated(&said.params.uri);
                         }
-                        Ok(Some(_)) => {}
+                        Ok(Some(said)) => self.announced(&said),
                         Ok(None) => break Some("it ended".to_owned()),
                         Err(error) => break Some(error.to_string()),
                     },
@@ -346,10 +407,26 @@ impl Keeper {
         }
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "nothing else was asked for")]
+    fn announced(&self, said: &ServerNotification) {
+        match said {
+            ServerNotification::ToolListChangedNotification(_) => {
+                self.client.list_changed("notifications/tools/list_changed", "the list of tools");
+            }
+            ServerNotification::ResourceListChangedNotification(_) => {
+                self.client.list_changed("notifications/resources/list_changed", "the list of resources");
+            }
+            ServerNotification::PromptListChangedNotification(_) => {
+                self.client.list_changed("notifications/prompts/list_changed", "the list of prompts");
+            }
+            _ => {}
+        }
+    }
+
     /// Nothing is heard until the stream is open again.
     async fn deaf(&self, uris: &BTreeSet<String>, failures: u32, why: &str) -> u32 {
         self.seen.set_push(Push::Reconnecting);
-        self.tail.say(TailKind::Connection, &format!("the stream of subscriptions is not open: {why}"));
+        self.client.tail.say(TailKind::Connection, &format!("the stream of subscriptions is not open: {why}"));
         uris.iter().for_each(|uri| self.watches.arm(uri, Arm::Pulled));
         tokio::time::sleep(FIRST_REOPEN.saturating_mul(1 << failures.min(16)).min(MAX_REOPEN)).await;
         failures + 1

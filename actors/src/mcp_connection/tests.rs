@@ -26,7 +26,9 @@ use super::*;
 use crate::config::McpTransport;
 
 mod first;
+mod lists;
 mod oauth;
+mod questions;
 mod reports;
 mod secured;
 mod stateless;
@@ -50,6 +52,11 @@ struct FakeServer;
 impl ServerHandler for FakeServer {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+    }
+
+    /// Those with sessions.
+    fn supported_protocol_versions(&self) -> std::borrow::Cow<'static, [rmcp::model::ProtocolVersion]> {
+        vec![rmcp::model::ProtocolVersion::LATEST_WITH_INITIALIZE].into()
     }
 
     /// Three tools, then the others, on two pages; the cursor of the second is empty.

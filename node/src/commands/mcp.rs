@@ -106,7 +106,9 @@ fn notes(server: &McpServerStatus) -> Vec<String> {
     let changed =
         server.changed.iter().map(|(tool, how)| format!("{}.{tool}: {how} since it was listed first", server.name));
     let left_out = server.left_out.iter().map(|what| format!("{}: left out: {what}", server.name));
-    changed.chain(left_out).collect()
+    let unlisted =
+        server.unlisted.iter().map(|(list, why)| format!("{}: its {list} could not be listed: {why}", server.name));
+    changed.chain(left_out).chain(unlisted).collect()
 }
 
 async fn looked_at(server: &str, client: &Client) -> Result<McpInspection, CliError> {

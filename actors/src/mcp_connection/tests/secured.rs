@@ -106,12 +106,16 @@ async fn read_request(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Optio
     Some((head, body))
 }
 
-fn result_of(message: &Value) -> Option<Value> {
+pub(super) fn result_of(message: &Value) -> Option<Value> {
     let result = match message["method"].as_str().unwrap_or_default() {
         "initialize" => json!({ "protocolVersion": "2025-11-25", "capabilities": { "tools": {} },
             "serverInfo": { "name": "s", "version": "1" } }),
         "tools/list" => json!({ "tools": [tool("work", "Works.")] }),
         "tools/call" => text("done"),
+        "server/discover" => {
+            let error = json!({ "code": -32601, "message": "no such method" });
+            return Some(json!({ "jsonrpc": "2.0", "id": message["id"], "error": error }));
+        }
         _ => return None,
     };
     Some(json!({ "jsonrpc": "2.0", "id": message["id"], "result": result }))
@@ -247,7 +251,7 @@ async fn each_request_is_signed_and_the_secret_is_not_in_it() {
 }
 
 /// Takes a WebSocket, by hand.
-async fn web_socket(mut stream: TcpStream) -> (String, WebSocketStream<TcpStream>) {
+pub(super) async fn web_socket(mut stream: TcpStream) -> (String, WebSocketStream<TcpStream>) {
     let (head, _) = read_request(&mut stream).await.unwrap();
     let key = head.lines().find_map(|line| line.strip_prefix("sec-websocket-key: ")).unwrap();
     let text = format!("{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11");

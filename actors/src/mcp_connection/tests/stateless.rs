@@ -101,3 +101,83 @@ async fn a_question_in_a_result_is_an_error_where_nobody_may_be_asked() {
     assert_eq!(server.told("tools/call").len(), 1);
     handle.stop().await;
 }
+
+#[tokio::test]
+async fn a_server_of_both_kinds_is_spoken_to_without_a_session_and_one_that_says_nothing_to_that_with_one() {
+    let both =
+        Running::start(Get::NotAllowed, |message| is_discovery(message).then(|| discovered(json!({ "tools": {} }))))
+            .await;
+    let handle = both.connect(both.config()).await;
+    assert_eq!(handle.status().protocol_version.as_deref(), Some("2026-07-28"));
+    assert!(both.told("initialize").is_empty());
+    handle.stop().await;
+
+    let silent = Running::start(Get::NotAllowed, |message| is_discovery(message).then_some(Reply::Never)).await;
+    let handle = silent.connect(silent.config()).await;
+    assert_eq!(handle.status().protocol_version.as_deref(), Some("2025-11-25"));
+    handle.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_without_a_session_that_dies_is_noticed_without_a_call() {
+    let server = start().await;
+    let handle = server.connect(server.config()).await;
+    drop(server);
+    let mut published = handle.published.clone();
+    let noticed = published.wait_for(|now| !matches!(now.phase, Phase::Ready(_)));
+    tokio::time::timeout(WITHIN * 3, noticed).await.expect("it is noticed").unwrap();
+    handle.stop().await;
+}
+
+fn is_discovery(message: &Value) -> bool {
+    message["method"] == "server/discover"
+}
+
+fn discovered(capabilities: Value) -> Reply {
+    Reply::Result(json!({
+        "supportedVersions": ["2026-07-28"], "capabilities": capabilities, "resultType": "complete", "ttlMs": 0,
+        "cacheScope": "private",
+    }))
+}
+
+#[tokio::test]
+async fn what_is_announced_on_the_stream_of_subscriptions_is_listed_again_and_once_it_is_open_as_well() {
+    let lists = std::sync::atomic::AtomicUsize::new(0);
+    let server = Running::start(Get::NotAllowed, move |message| {
+        let tagged = |method: &str, mut params: Value| {
+            params["_meta"] = json!({ "io.modelcontextprotocol/subscriptionId": message["id"] });
+            json!({ "jsonrpc": "2.0", "method": method, "params": params })
+        };
+        Some(match message["method"].as_str().unwrap() {
+            "server/discover" => discovered(json!({ "tools": { "listChanged": true }, "prompts": {} })),
+            "tools/list" => {
+                let names = ["first", "second", "third"];
+                let known = names.iter().take(1 + lists.fetch_add(1, Ordering::Relaxed));
+                let tools: Vec<Value> = known.map(|name| tool(name, "Works.")).collect();
+                Reply::Result(
+                    json!({ "tools": tools, "resultType": "complete", "ttlMs": 600_000, "cacheScope": "private" }),
+                )
+            }
+            "subscriptions/listen" => {
+                let honoured = json!({ "notifications": { "toolsListChanged": true } });
+                Reply::Stream(vec![
+                    (Duration::ZERO, tagged("notifications/subscriptions/acknowledged", honoured)),
+                    (Duration::from_secs(2), tagged("notifications/tools/list_changed", json!({}))),
+                    (Duration::from_secs(60), tagged("notifications/tools/list_changed", json!({}))),
+                ])
+            }
+            _ => return None,
+        })
+    })
+    .await;
+    let handle = server.connect(server.config()).await;
+    let mut published = handle.published.clone();
+    for count in [2, 3] {
+        let listed = published.wait_for(|now| now.tools.len() == count);
+        tokio::time::timeout(WITHIN, listed).await.unwrap_or_else(|_| panic!("{count} tools")).unwrap();
+    }
+    let filter = &server.told("subscriptions/listen")[0]["params"]["notifications"];
+    assert_eq!(*filter, json!({ "toolsListChanged": true }), "what is not announced is not asked for");
+    assert_eq!(handle.status().push.as_deref(), Some("live"));
+    handle.stop().await;
+}

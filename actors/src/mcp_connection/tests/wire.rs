@@ -179,6 +179,10 @@ async fn take(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) ->
             if begins {
                 response.headers_mut().insert("mcp-session-id", "session-1".parse().unwrap());
             }
+            if message["method"] == "server/discover" {
+                // So that a server that has ended is not reached over a connection from before.
+                response.headers_mut().insert(header::CONNECTION, "close".parse().unwrap());
+            }
             response
         }
         Reply::Error(code, text) => {
