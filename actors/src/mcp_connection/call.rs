@@ -188,11 +188,13 @@ fn refusal(handle: &McpHandle, live: &Live, request: &CallRequest) -> Option<Cal
     }
     if published.changed.contains_key(tool) {
         let message = format!(
-            "call {server}.{tool}: it is not what it was when it was listed first, and on_change of the server is block"
+            "call {server}.{tool}: it is not what it was when it was listed first, and on_change of the server is block: \
+             look at it, and agree with `towline mcp accept {server}`"
         );
         return Some(error("tool_changed", message));
     }
-    Some(error("unknown_tool", format!("call {server}.{tool}: the server has no such tool")))
+    let hidden = if handle.config.allow.is_empty() { "" } else { ", or allow of the server leaves it out" };
+    Some(error("unknown_tool", format!("call {server}.{tool}: the server has no such tool{hidden}")))
 }
 
 /// One request over one connection. The outer error is a broken connection, which the actor is told of.

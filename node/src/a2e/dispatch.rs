@@ -114,6 +114,10 @@ fn span(message: &Incoming, parent: Option<TraceContext>) -> Span {
     span
 }
 
+/// What an agent asks for first, for who has mistaken a type.
+const TAKEN: &str =
+    "handshake/req, ping, tool/list/req, tool/call/req, mcp/server/list/req, mcp/server/register/req and others";
+
 async fn carry_out(ask: Ask) -> Result<Value, Failure> {
     match ask.message.kind.as_str() {
         "tool/list/req" => tools::list(&ask).await,
@@ -128,7 +132,8 @@ async fn carry_out(ask: Ask) -> Result<Value, Failure> {
         "mcp/prompt/get/req" => prompts::get(&ask).await,
         other => {
             let other = towline_a2a::shortened(other);
-            Err(Failure::new(Code::InvalidMessage, format!("a message of type {other:?} is none that this host takes")))
+            let why = format!("a message of type {other:?} is none that this host takes: it takes {TAKEN}");
+            Err(Failure::new(Code::InvalidMessage, why))
         }
     }
 }

@@ -188,7 +188,7 @@ fn result(answer: Value, output: &mut Output) -> Result<(), CliError> {
         }
     }
     if answer["isError"] == true {
-        return Err(CliError::Other("the tool says that this is an error".to_owned()));
+        return Err(CliError::Other("the server says that this is an error".to_owned()));
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! The folder that is shown, and every refusal.
 
 use regex::{Regex, RegexBuilder};
+use reqwest::Url;
 use serde::Serialize;
 use std::{
     fs::{self, File},
@@ -253,6 +254,29 @@ impl Folder {
             }
         }
         false
+    }
+
+    /// The text files of the folder itself, as URI and name. Those deeper in it are read by their URIs as well.
+    ///
+    /// # Errors
+    /// When the folder cannot be listed.
+    pub(super) fn resources(&self) -> Result<Vec<(String, String)>, Refusal> {
+        let files = self.list(None)?.entries.into_iter().filter(|entry| entry.text);
+        Ok(files.filter_map(|entry| Some((self.uri(&entry.path)?, entry.name))).collect())
+    }
+
+    /// Reads what a `file:` URI names, which is absolute.
+    ///
+    /// # Errors
+    /// As for a path.
+    pub(super) fn read_uri(&self, uri: &str) -> Result<TextFile, Refusal> {
+        let path = Url::parse(uri).ok().and_then(|url| url.to_file_path().ok());
+        let path = path.ok_or_else(|| Refusal::NotFound(uri.to_owned()))?;
+        self.read(&path.to_string_lossy())
+    }
+
+    fn uri(&self, path: &str) -> Option<String> {
+        Some(Url::from_file_path(self.root.join(path)).ok()?.to_string())
     }
 
     /// A path as clients see it.

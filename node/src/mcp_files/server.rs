@@ -1,4 +1,4 @@
-//! The MCP side: the tools, their schemas, and their answers.
+//! The MCP side: the tools, their schemas, and their answers; and the text files as resources.
 //!
 //! An answer is structured content, and the same as JSON text for clients that read only text.
 
@@ -6,8 +6,8 @@ use rmcp::{
     RoleServer, ServerHandler,
     model::{
         CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData, Implementation, JsonObject,
-        ListToolsResult, PaginatedRequestParams, ResourceContents, ServerCapabilities, ServerConfig, Tool,
-        ToolAnnotations,
+        ListResourcesResult, ListToolsResult, PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse,
+        ReadResourceResult, Resource, ResourceContents, ServerCapabilities, ServerConfig, Tool, ToolAnnotations,
     },
     service::RequestContext,
 };
@@ -140,7 +140,7 @@ fn refused(why: String) -> CallToolResult {
 
 impl ServerHandler for FileServer {
     fn get_info(&self) -> ServerConfig {
-        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+        ServerConfig::new(ServerCapabilities::builder().enable_tools().enable_resources().build())
             .with_server_info(Implementation::new("towline-mcp-files", env!("CARGO_PKG_VERSION")))
             .with_instructions("Shows the files of one folder. Paths are relative to it.")
     }
@@ -151,6 +151,32 @@ impl ServerHandler for FileServer {
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         Ok(ListToolsResult::with_all_items(tools(self.attachments.is_some())))
+    }
+
+    async fn list_resources(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListResourcesResult, ErrorData> {
+        let folder = self.folder.clone();
+        let listed = tokio::task::spawn_blocking(move || folder.resources()).await;
+        let listed = listed.map_err(|_| ErrorData::internal_error("the file server failed at this", None))?;
+        let listed = listed.map_err(|refusal| ErrorData::internal_error(refusal.to_string(), None))?;
+        let of = |(uri, name): (String, String)| Resource::new(uri, name);
+        Ok(ListResourcesResult::with_all_items(listed.into_iter().map(of).collect()))
+    }
+
+    async fn read_resource(
+        &self,
+        request: ReadResourceRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
+        let (folder, uri) = (self.folder.clone(), request.uri.clone());
+        let read = tokio::task::spawn_blocking(move || folder.read_uri(&uri)).await;
+        let read = read.map_err(|_| ErrorData::internal_error("the file server failed at this", None))?;
+        let file = read.map_err(|refusal| ErrorData::resource_not_found(refusal.to_string(), None))?;
+        let contents = vec![ResourceContents::text(file.text, request.uri)];
+        Ok(ReadResourceResponse::Complete(ReadResourceResult::new(contents)))
     }
 
     async fn call_tool(

@@ -56,6 +56,29 @@ async fn refusal(path: &str) -> String {
     text_of(&result)
 }
 
+#[test]
+fn text_files_are_resources_by_their_uris_and_nothing_outside_is() {
+    let (around, _server) = playground();
+    let root = around.path().join("shown").canonicalize().unwrap();
+    let folder = Folder::open(&root).unwrap();
+    let listed = folder.resources().unwrap();
+    let uri = |path: &str| format!("file://{}/{path}", root.display());
+    assert!(listed.contains(&(uri("b.txt"), "b.txt".to_owned())), "{listed:?}");
+    assert!(!listed.iter().any(|(uri, _)| uri.contains("nul.bin") || uri.contains("escape")), "{listed:?}");
+    assert_eq!(folder.read_uri(&uri("b.txt")).unwrap().text, "one two\nthree");
+    assert_eq!(folder.read_uri(&uri("sub/code.rs")).unwrap().text, "//! Does it.\nfn main() {}\n");
+    for outside in [
+        uri("../secret.txt"),
+        uri("%2e%2e/secret.txt"),
+        uri("escape.txt"),
+        uri("none.txt"),
+        "b.txt".into(),
+        "http://x/b.txt".into(),
+    ] {
+        assert!(folder.read_uri(&outside).is_err(), "{outside}");
+    }
+}
+
 #[tokio::test]
 async fn paths_outside_are_refused_however_they_are_spelled() {
     for path in
