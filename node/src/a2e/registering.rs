@@ -11,7 +11,7 @@ use super::{
     dispatch::Ask,
     message::{Code, Failure, Incoming, answer},
     resources::refused,
-    servers::{BETWEEN, not_dialled},
+    servers::{BETWEEN, Key, not_dialled},
 };
 use crate::{auth::audit, error::chain};
 
@@ -94,7 +94,8 @@ pub(super) async fn unregister(ask: &Ask) -> Result<Value, Failure> {
         Ok(()) => {
             bridge.servers.end(by, id).await;
             let sessions = bridge.sessions.all();
-            sessions.iter().filter(|session| session.owner == by.owner()).for_each(|session| session.forget(id));
+            let key = Key { owner: Some(by.owner()), id: id.to_owned() };
+            sessions.iter().for_each(|session| session.forget(&key));
             json!({ "error": "", "ok": true, "server_id": id })
         }
         Err(failure) => refused(json!({ "ok": false, "server_id": id }), &failure),

@@ -1,6 +1,6 @@
 //! Resources of MCP servers: listed over all of them or of one, read and subscribed to where they are.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
@@ -10,7 +10,7 @@ use super::{
     dispatch::Ask,
     failed,
     message::{Code, Failure, answer},
-    servers::{Link, Visible},
+    servers::{Link, MAX_SUBSCRIBED_OF_ONE, Visible},
     tools::request,
 };
 use crate::auth::audit;
@@ -163,8 +163,22 @@ async fn subscribed(ask: &Ask) -> Result<(), Failure> {
     let server = server_of(ask, uri).await?;
     let link: &Arc<Link> = server.link()?;
     // Before the server is told, so that its first word is passed on.
-    ask.session.subscribe(&server.id, uri)?;
+    check_share(ask, link, uri)?;
+    ask.session.subscribe(&link.key, uri)?;
     link.subscribe(uri).await
+}
+
+/// Whether the principal may subscribe to one more resource of a server, with all of its sessions.
+fn check_share(ask: &Ask, link: &Link, uri: &str) -> Result<(), Failure> {
+    let sessions = ask.bridge.sessions.all();
+    let of_one = sessions.iter().filter(|session| session.owner == ask.session.owner);
+    let mut wanted: BTreeSet<String> = of_one.flat_map(|session| session.subscriptions(&link.key)).collect();
+    wanted.insert(uri.to_owned());
+    if wanted.len() > MAX_SUBSCRIBED_OF_ONE {
+        let message = format!("your sessions subscribe to {MAX_SUBSCRIBED_OF_ONE} resources of this server here: that is the most");
+        return Err(Failure::new(Code::Runtime, message));
+    }
+    Ok(())
 }
 
 /// The server that has a resource: the one that is named; else the first that lists it; else the first with a template that fits.

@@ -22,6 +22,7 @@ use super::{
     Bridge, asking,
     message::{Code, Failure, now as now_ts, outgoing},
 };
+use crate::mcp_server::settings::{climbs, is_matched};
 
 /// What stands between the id of a server and the name of its tool.
 pub(super) const BETWEEN: &str = "__";
@@ -29,9 +30,11 @@ pub(super) const BETWEEN: &str = "__";
 /// A connection whose owner has no session here ends after this time: agents come back within half a minute.
 const UNUSED: Duration = Duration::from_secs(60);
 
-/// Most resources of one server that are subscribed to on one node. They stay so as long as the connection: somebody else may
-/// want to know of them as well.
+/// Most resources of one server that are subscribed to on one node.
 const MAX_SUBSCRIBED: usize = 1_000;
+
+/// Most of these that the sessions of one principal want: one caller must not take the places of all others.
+pub(super) const MAX_SUBSCRIBED_OF_ONE: usize = MAX_SUBSCRIBED / 4;
 
 /// How often a server is asked whether it is there.
 const PING_EVERY: Duration = Duration::from_secs(30);
@@ -76,7 +79,7 @@ impl Reach {
         match self {
             Reach::All => true,
             Reach::Named(names) => names.iter().any(|known| known == name),
-            Reach::Like(patterns) => patterns.iter().any(|pattern| glob_match::glob_match(pattern, name)),
+            Reach::Like(patterns) => is_matched(patterns, name),
         }
     }
 }
@@ -87,7 +90,8 @@ impl Visible {
     }
 
     pub fn has_resource(&self, uri: &str) -> bool {
-        self.resources.has(uri)
+        // An operator's own list of names names what it names, and no pattern.
+        (matches!(self.resources, Reach::All) || !climbs(uri)) && self.resources.has(uri)
     }
 
     /// The connection.
@@ -185,7 +189,7 @@ impl Link {
         self.subscribed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the server tell when a resource changes, for as long as it is connected, and again whenever it is.
+    /// Has the server tell when a resource changes, as long as a session wants to know, and again whenever it is connected.
     ///
     /// # Errors
     /// Why it does not.
@@ -314,7 +318,8 @@ impl Servers {
         link
     }
 
-    /// Ends the connections that are no longer registered, or whose owner has long had no session here.
+    /// Ends the connections that are no longer registered, or whose owner has long had no session here, and the subscriptions that no
+    /// session wants any more.
     pub async fn sweep(&self, bridge: &Bridge) {
         let owners: BTreeSet<Principal> = bridge.sessions.all().iter().map(|session| session.owner.clone()).collect();
         let mut links = self.0.lock().await;
@@ -333,6 +338,11 @@ impl Servers {
             }
             stays
         });
+        let sessions = bridge.sessions.all();
+        for link in links.values() {
+            let wanted: BTreeSet<String> = sessions.iter().flat_map(|one| one.subscriptions(&link.key)).collect();
+            link.subscribed().retain(|uri, _| wanted.contains(uri));
+        }
         drop(links);
         futures::future::join_all(gone.iter().map(|link| link.stop())).await;
     }
@@ -502,7 +512,11 @@ fn tell(bridge: &Bridge, link: &Link, method: &str, params: &Value) {
         }
         let is_for = match (owner, method) {
             (Some(owner), _) if *owner != session.owner => false,
-            (_, "notifications/resources/updated") => session.subscribes(id, uri),
+            // The key has the owner: who registered a server of the same id hears of that one alone.
+            (Some(_), "notifications/resources/updated") => session.subscribes(&link.key, uri),
+            (None, "notifications/resources/updated") => {
+                session.subscribes(&link.key, uri) && bridge.may_use(&session.by, id)
+            }
             (Some(_), _) => true,
             // What a server that others use as well says of its calls is not for all who may use it.
             (None, "notifications/progress" | "notifications/message") => false,

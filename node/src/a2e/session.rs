@@ -20,7 +20,10 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use towline_core::Principal;
 
-use super::message::{Code, Failure, Incoming};
+use super::{
+    message::{Code, Failure, Incoming},
+    servers::Key,
+};
 use crate::auth::Recent;
 
 /// Most sessions of one node: each has a queue and calls under way.
@@ -41,6 +44,10 @@ const MAX_QUEUE_BYTES: usize = 16 * 1024 * 1024;
 
 /// Most bytes of the queues of all sessions: the next one that fills its queue ends.
 const MAX_BYTES: usize = 256 * 1024 * 1024;
+
+/// Most of these of the sessions of one principal, of which the next one that fills its queue ends: who does not read ends no session
+/// of others.
+const MAX_BYTES_OF_ONE: usize = MAX_BYTES / 8;
 
 /// Unread messages beyond which what is only nice to know is left out: progress, and words of a log.
 const CROWDED: usize = MAX_QUEUE / 2;
@@ -85,7 +92,9 @@ impl Sessions {
         {
             return None;
         }
-        let session = Arc::new(Session::new(by, Arc::clone(&self.bytes)));
+        let beside = sessions.values().find(|one| one.owner == owner);
+        let of_one = beside.map(|session| Arc::clone(&session.bytes.of_one)).unwrap_or_default();
+        let session = Arc::new(Session::new(by, QueueBytes { of_all: Arc::clone(&self.bytes), of_one }));
         sessions.insert(session.id.to_string(), Arc::clone(&session));
         Some(session)
     }
@@ -131,10 +140,35 @@ pub(super) struct Session {
     /// What is under way for it.
     pub work: TaskTracker,
     places: Arc<Semaphore>,
-    /// Bytes of the queues of all sessions.
-    all_bytes: Arc<AtomicUsize>,
+    bytes: QueueBytes,
     held: Mutex<Held>,
     wake: Notify,
+}
+
+/// Bytes of queues.
+#[derive(Default)]
+struct QueueBytes {
+    /// Of all sessions.
+    of_all: Arc<AtomicUsize>,
+    /// Of those of the same principal.
+    of_one: Arc<AtomicUsize>,
+}
+
+impl QueueBytes {
+    fn take(&self, bytes: usize) {
+        self.of_all.fetch_add(bytes, Ordering::Relaxed);
+        self.of_one.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.of_all.fetch_sub(bytes, Ordering::Relaxed);
+        self.of_one.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn has_room_for(&self, bytes: usize) -> bool {
+        self.of_all.load(Ordering::Relaxed) + bytes <= MAX_BYTES
+            && self.of_one.load(Ordering::Relaxed) + bytes <= MAX_BYTES_OF_ONE
+    }
 }
 
 struct Held {
@@ -148,7 +182,7 @@ struct Held {
     once: HashMap<String, u64>,
     seen: Recent<String, ()>,
     has_mcp: bool,
-    subscribed: BTreeSet<(String, String)>,
+    subscribed: BTreeSet<(Key, String)>,
     pending: HashMap<String, Pending>,
     stream: Option<CancellationToken>,
     /// Whether it ends once all was read.
@@ -172,7 +206,7 @@ struct Pending {
 }
 
 impl Session {
-    fn new(by: &Principal, all_bytes: Arc<AtomicUsize>) -> Self {
+    fn new(by: &Principal, bytes: QueueBytes) -> Self {
         let held = Held {
             queue: VecDeque::new(),
             last: 0,
@@ -194,7 +228,7 @@ impl Session {
             over: CancellationToken::new(),
             work: TaskTracker::new(),
             places: Arc::new(Semaphore::new(MAX_PARALLEL)),
-            all_bytes,
+            bytes,
             held: Mutex::new(held),
             wake: Notify::new(),
         }
@@ -210,7 +244,7 @@ impl Session {
         let mut held = self.lock();
         held.pending.clear();
         held.queue.clear();
-        self.all_bytes.fetch_sub(std::mem::take(&mut held.bytes), Ordering::Relaxed);
+        self.bytes.give_back(std::mem::take(&mut held.bytes));
         if let Some(stream) = held.stream.take() {
             stream.cancel();
         }
@@ -295,8 +329,7 @@ impl Session {
         }
         let text = Bytes::from(message.to_string());
         let is_much = held.bytes + text.len() > MAX_QUEUE_BYTES + KEPT_BYTES;
-        let all = self.all_bytes.load(Ordering::Relaxed) + text.len();
-        if held.unread() >= MAX_QUEUE || is_much || all > MAX_BYTES {
+        if held.unread() >= MAX_QUEUE || is_much || !self.bytes.has_room_for(text.len()) {
             drop(held);
             tracing::warn!(session = %self.id, "an agent reads too slowly: its session ends");
             return self.end();
@@ -304,7 +337,7 @@ impl Session {
         held.last += 1;
         let number = held.last;
         held.bytes += text.len();
-        self.all_bytes.fetch_add(text.len(), Ordering::Relaxed);
+        self.bytes.take(text.len());
         held.queue.push_back((number, text));
         drop(held);
         self.wake.notify_one();
@@ -353,7 +386,7 @@ impl Session {
         while kept > KEPT || (bytes > KEPT_BYTES && kept > 1) {
             let Some((_, text)) = held.queue.pop_front() else { break };
             held.bytes -= text.len();
-            self.all_bytes.fetch_sub(text.len(), Ordering::Relaxed);
+            self.bytes.give_back(text.len());
             bytes -= text.len();
             kept -= 1;
         }
@@ -364,9 +397,9 @@ impl Session {
     ///
     /// # Errors
     /// When there are too many.
-    pub fn subscribe(&self, server: &str, uri: &str) -> Result<(), Failure> {
+    pub fn subscribe(&self, server: &Key, uri: &str) -> Result<(), Failure> {
         let mut held = self.lock();
-        let of = (server.to_owned(), uri.to_owned());
+        let of = (server.clone(), uri.to_owned());
         if held.subscribed.len() >= MAX_SUBSCRIPTIONS && !held.subscribed.contains(&of) {
             let message = format!("a session subscribes to {MAX_SUBSCRIPTIONS} resources at most");
             return Err(Failure::new(Code::Runtime, message));
@@ -376,12 +409,17 @@ impl Session {
     }
 
     /// Whether it wants to know that a resource has changed.
-    pub fn subscribes(&self, server: &str, uri: &str) -> bool {
-        self.lock().subscribed.contains(&(server.to_owned(), uri.to_owned()))
+    pub fn subscribes(&self, server: &Key, uri: &str) -> bool {
+        self.lock().subscribed.contains(&(server.clone(), uri.to_owned()))
+    }
+
+    /// What it wants to know of the resources of a server.
+    pub fn subscriptions(&self, server: &Key) -> Vec<String> {
+        self.lock().subscribed.iter().filter(|(of, _)| of == server).map(|(_, uri)| uri.clone()).collect()
     }
 
     /// Forgets the subscriptions to the resources of a server that is gone.
-    pub fn forget(&self, server: &str) {
+    pub fn forget(&self, server: &Key) {
         self.lock().subscribed.retain(|(of, _)| of != server);
     }
 
@@ -504,7 +542,7 @@ mod tests {
         assert!(session.over.is_cancelled());
         session.say(&json!("nothing"));
         assert!(session.lock().queue.is_empty());
-        assert_eq!(session.all_bytes.load(Ordering::Relaxed), 0);
+        assert_eq!(session.bytes.of_all.load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test]
@@ -548,6 +586,27 @@ mod tests {
     }
 
     #[test]
+    fn who_does_not_read_takes_its_own_share_and_ends_no_session_of_others() {
+        let sessions = Sessions::default();
+        let user = |name: &str| Principal::Named {
+            id: format!("user:{name}").try_into().unwrap(),
+            role: towline_core::PrincipalRole::User,
+        };
+        let large = serde_json::Value::from("x".repeat(MAX_QUEUE_BYTES / 4));
+        let other = sessions.begin(&user("bob")).unwrap();
+        for _ in 0..MAX_SESSIONS_OF_ONE {
+            let session = sessions.begin(&user("ada")).unwrap();
+            for _ in 0..3 {
+                session.say(&large);
+            }
+        }
+        other.say(&large);
+        assert!(!other.over.is_cancelled(), "bob reads");
+        let held = other.bytes.of_all.load(Ordering::Relaxed);
+        assert!(held <= MAX_BYTES_OF_ONE + MAX_QUEUE_BYTES, "{held} bytes are kept for ada");
+    }
+
+    #[test]
     fn a_message_that_comes_again_is_known() {
         let session = session();
         assert!(session.takes("a") && !session.takes("a") && session.takes("b"));
@@ -556,12 +615,15 @@ mod tests {
     #[test]
     fn a_session_subscribes_up_to_a_bound() {
         let session = session();
+        let key = |owner: Option<Principal>| Key { owner, id: "fs".to_owned() };
+        let (configured, own) = (key(None), key(Some(Principal::Operator)));
         for number in 0..MAX_SUBSCRIPTIONS {
-            session.subscribe("fs", &number.to_string()).unwrap();
+            session.subscribe(&configured, &number.to_string()).unwrap();
         }
-        assert!(session.subscribe("fs", "more").is_err() && session.subscribe("fs", "0").is_ok());
-        assert!(session.subscribes("fs", "0") && !session.subscribes("gs", "0"));
-        session.forget("fs");
-        assert!(!session.subscribes("fs", "0"));
+        assert!(session.subscribe(&configured, "more").is_err() && session.subscribe(&configured, "0").is_ok());
+        assert!(session.subscribes(&configured, "0"));
+        assert!(!session.subscribes(&own, "0"), "a server that somebody registered under the same id is another one");
+        session.forget(&configured);
+        assert!(!session.subscribes(&configured, "0"));
     }
 }

@@ -83,7 +83,7 @@ impl Federated {
 
     /// Whether a resource of the server is served.
     pub fn serves_resource(&self, uri: &str) -> bool {
-        is_matched(&self.resources, uri)
+        !climbs(uri) && is_matched(&self.resources, uri)
     }
 
     /// Whether a prompt of the server is served.
@@ -92,7 +92,19 @@ impl Federated {
     }
 }
 
-fn is_matched(patterns: &[String], name: &str) -> bool {
+/// Whether a URI has a segment that leads elsewhere than its text says, however it is written: a server that follows it would show
+/// what the pattern does not mean.
+pub(crate) fn climbs(uri: &str) -> bool {
+    let mut read = uri.to_ascii_lowercase();
+    // Each round takes one level of encoding away, and shortens it.
+    while read.contains("%25") {
+        read = read.replace("%25", "%");
+    }
+    let read = read.replace("%2e", ".").replace("%2f", "/").replace("%5c", "/").replace('\\', "/");
+    read.split(['/', '?', '#']).any(|segment| segment == "." || segment == "..")
+}
+
+pub(crate) fn is_matched(patterns: &[String], name: &str) -> bool {
     patterns.iter().any(|pattern| glob_match::glob_match(pattern, name))
 }
 
