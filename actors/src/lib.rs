@@ -39,7 +39,10 @@ mod traits;
 pub mod triggers;
 
 use ractor::{Actor, ActorRef};
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use towline_cluster::ClusterHandle;
 use towline_core::{AgentName, AgentSpec, Interruption, Step, Task, TriggerSpec};
 
@@ -128,6 +131,30 @@ impl Mesh {
     pub fn event_of(&self, spec: &TriggerSpec) -> impl Future<Output = Option<triggers::Event>> + Send + use<> {
         let (shared, spec) = (Arc::clone(&self.shared), spec.clone());
         async move { triggers::event_of(&shared, &spec).await }
+    }
+
+    /// Whether a task of this node could go on at another.
+    pub fn has_tasks_to_hand_over(&self) -> bool {
+        let cluster = &self.shared.cluster;
+        let node = cluster.node_id();
+        cluster.local(|state| state.tasks_of(node).any(|task| state.has_another_open_host(&task.agent, node)))
+    }
+
+    /// Gives the tasks of this node to others, each at the end of a step, and waits until those are gone that can go, or the
+    /// time is over. The node has said before that it has no room, so that nothing comes back. Without a session nothing can go.
+    pub async fn hand_over(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        if self.dispatcher.cast(DispatcherMsg::HandOver { until }.into()).is_err() {
+            return;
+        }
+        let handed_over = async {
+            while self.shared.cluster.may_act() && self.has_tasks_to_hand_over() {
+                tokio::time::sleep(SETTLED_POLL).await;
+            }
+        };
+        if tokio::time::timeout(limit, handed_over).await.is_err() {
+            tracing::warn!(?limit, "not every task could be handed over: the others take up what is left");
+        }
     }
 
     /// Begins nothing new, and waits until nothing is under way that must not run twice, or the time is over: then this
