@@ -19,6 +19,7 @@ mod dispatcher;
 pub mod egress;
 mod errands;
 mod error;
+mod hand_over;
 mod lacking;
 mod logs;
 mod mailbox;
@@ -39,10 +40,7 @@ mod traits;
 pub mod triggers;
 
 use ractor::{Actor, ActorRef};
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 use towline_cluster::ClusterHandle;
 use towline_core::{AgentName, AgentSpec, Interruption, Step, Task, TriggerSpec};
 
@@ -51,6 +49,7 @@ pub use config::{
     Secret,
 };
 pub use error::MeshError;
+pub use hand_over::HandOver;
 pub use mcp_connection::{McpHandle, McpServerStatus};
 pub use peers::{Dialler, own_mesh, resolved};
 pub use push::PushConfig;
@@ -133,28 +132,9 @@ impl Mesh {
         async move { triggers::event_of(&shared, &spec).await }
     }
 
-    /// Whether a task of this node could go on at another.
-    pub fn has_tasks_to_hand_over(&self) -> bool {
-        let cluster = &self.shared.cluster;
-        let node = cluster.node_id();
-        cluster.local(|state| state.tasks_of(node).any(|task| state.has_another_open_host(&task.agent, node)))
-    }
-
-    /// Gives the tasks of this node to others, each at the end of a step, and waits until those are gone that can go, or the
-    /// time is over. The node has said before that it has no room, so that nothing comes back. Without a session nothing can go.
-    pub async fn hand_over(&self, limit: Duration) {
-        let until = Instant::now() + limit;
-        if self.dispatcher.cast(DispatcherMsg::HandOver { until }.into()).is_err() {
-            return;
-        }
-        let handed_over = async {
-            while self.shared.cluster.may_act() && self.has_tasks_to_hand_over() {
-                tokio::time::sleep(SETTLED_POLL).await;
-            }
-        };
-        if tokio::time::timeout(limit, handed_over).await.is_err() {
-            tracing::warn!(?limit, "not every task could be handed over: the others take up what is left");
-        }
+    /// What gives the tasks of this node to others; it holds no lock that this mesh is behind.
+    pub fn hand_over(&self) -> HandOver {
+        HandOver { dispatcher: self.dispatcher.clone(), shared: Arc::clone(&self.shared) }
     }
 
     /// Begins nothing new, and waits until nothing is under way that must not run twice, or the time is over: then this

@@ -20,7 +20,7 @@ use std::{
 use axum::middleware;
 use tokio::{net::TcpListener, sync::Mutex, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
-use towline_actors::{Mesh, MeshConfig, MeshError, PushConfig};
+use towline_actors::{HandOver, Mesh, MeshConfig, MeshError, PushConfig};
 use towline_cluster::{
     Cluster, ClusterError, ClusterHandle, ClusterOptions, ProposeError, Registration,
     membership::{self, Identity, Joining},
@@ -386,8 +386,11 @@ impl Doors {
         self.stopping.cancel();
         metrics::tell_no_more();
         if can_resign {
+            let tasks = self.api.mesh.lock().await.as_ref().map(Mesh::hand_over);
+            if let Some(tasks) = tasks {
+                hand_over(tasks, config, handle, time).await;
+            }
             if let Some(mesh) = self.api.mesh.lock().await.as_ref() {
-                hand_over(mesh, config, handle, time).await;
                 mesh.settle(time.at_most(STOP_SETTLE)).await;
             }
             time.within("resign", STOP_STEP, async {
@@ -420,8 +423,8 @@ impl Doors {
 }
 
 /// Gives the tasks away that another node can take. It has no room before it lets the first go, so that none comes back.
-async fn hand_over(mesh: &Mesh, config: &NodeConfig, handle: &ClusterHandle, time: &StopTime) {
-    if !mesh.has_tasks_to_hand_over() || !handle.may_act() {
+async fn hand_over(tasks: HandOver, config: &NodeConfig, handle: &ClusterHandle, time: &StopTime) {
+    if !tasks.is_possible() {
         return;
     }
     time.within("say that this node has no room", STOP_STEP, async {
@@ -430,7 +433,7 @@ async fn hand_over(mesh: &Mesh, config: &NodeConfig, handle: &ClusterHandle, tim
         }
     })
     .await;
-    mesh.hand_over(time.for_tasks()).await;
+    tasks.run(time.for_tasks()).await;
 }
 
 /// The time that all steps of a stop share.
