@@ -59,6 +59,8 @@ pub(crate) enum DispatcherMsg {
     Reconcile,
     /// Whether this node may act.
     Session(bool),
+    /// This node stops: its tasks go on elsewhere, those at a step that may be repeated when it has ended or the time is over.
+    HandOver { until: Instant },
     /// This node stops in a moment: nothing new is begun.
     Quiet,
     /// A crashed connection has rested.
@@ -81,6 +83,8 @@ pub(crate) struct DispatcherState {
     triggers: Option<ActorRef<TriggersMsg>>,
     /// What the state says of this node, and when its patience ends.
     draining: Option<(Draining, Instant)>,
+    /// Until when tasks are handed over because the node stops.
+    handing_over: Option<Instant>,
     is_quiet: bool,
     _listeners: Vec<AbortOnDropHandle<()>>,
 }
@@ -108,6 +112,7 @@ impl Actor for DispatcherActor {
             push: None,
             triggers: None,
             draining: None,
+            handing_over: None,
             is_quiet: false,
         };
         let servers: Vec<String> = state.shared.config.servers.iter().map(|server| server.name.clone()).collect();
@@ -130,6 +135,10 @@ impl Actor for DispatcherActor {
             DispatcherMsg::Reconcile => state.reconcile().await,
             DispatcherMsg::Session(true) => state.reconcile().await,
             DispatcherMsg::Session(false) => state.stop_runs(),
+            DispatcherMsg::HandOver { until } => {
+                state.handing_over = Some(until);
+                state.tell_to_leave();
+            }
             DispatcherMsg::Quiet => {
                 state.is_quiet = true;
                 state.tell_to_leave();
@@ -327,13 +336,17 @@ impl DispatcherState {
             Some((known, until)) if known == draining => (known, until),
             Some(_) | None => (draining, Instant::now() + Duration::from_millis(draining.patience_ms)),
         });
-        if was_draining || self.draining.is_some() {
+        if was_draining || self.draining.is_some() || self.handing_over.is_some() {
             self.tell_to_leave();
         }
     }
 
     fn leave(&self) -> Option<Leave> {
-        if self.is_quiet { Some(Leave::Stop) } else { self.draining.map(|(_, until)| Leave::Move { until }) }
+        if self.is_quiet {
+            return Some(Leave::Stop);
+        }
+        let until = self.handing_over.or(self.draining.map(|(_, until)| until))?;
+        Some(Leave::Move { until })
     }
 
     fn tell_to_leave(&self) {

@@ -19,6 +19,7 @@ mod dispatcher;
 pub mod egress;
 mod errands;
 mod error;
+mod hand_over;
 mod lacking;
 mod logs;
 mod mailbox;
@@ -48,6 +49,7 @@ pub use config::{
     Secret,
 };
 pub use error::MeshError;
+pub use hand_over::HandOver;
 pub use mcp_connection::{McpHandle, McpServerStatus};
 pub use peers::{Dialler, own_mesh, resolved};
 pub use push::PushConfig;
@@ -128,6 +130,11 @@ impl Mesh {
     pub fn event_of(&self, spec: &TriggerSpec) -> impl Future<Output = Option<triggers::Event>> + Send + use<> {
         let (shared, spec) = (Arc::clone(&self.shared), spec.clone());
         async move { triggers::event_of(&shared, &spec).await }
+    }
+
+    /// What gives the tasks of this node to others; it holds no lock that this mesh is behind.
+    pub fn hand_over(&self) -> HandOver {
+        HandOver { dispatcher: self.dispatcher.clone(), shared: Arc::clone(&self.shared) }
     }
 
     /// Begins nothing new, and waits until nothing is under way that must not run twice, or the time is over: then this

@@ -65,7 +65,7 @@ pub enum Command {
     Init(InitArgs),
     /// Runs one node of a cluster
     #[command(
-        after_help = "Examples:\n  towline node -c towline.yaml\n  TOWLINE_TOKEN=T towline node -c towline.yaml --join 10.0.0.1:7421\n  towline node -c towline.yaml --set node.listen.http=127.0.0.1:7520"
+        after_help = "Examples:\n  towline node -c towline.yaml\n  TOWLINE_TOKEN=T towline node -c towline.yaml --join 10.0.0.1:7421\n  towline node -c towline.yaml --set node.listen.http=127.0.0.1:7520\n\nSignals:\n  SIGTERM, SIGINT   stops in order within lifecycle.drain_timeout (25s); the second ends the node at once, with 128 and its number\n  SIGHUP            is logged; the node goes on, and reads nothing again"
     )]
     Node(NodeArgs),
     /// Sends a message to an agent and shows what comes of it

@@ -34,6 +34,7 @@ pub mod output;
 pub mod peer_server;
 mod recovered_spans;
 pub mod sign_in;
+mod signals;
 pub mod startup;
 pub mod telemetry;
 pub mod waterfall;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! logs ▸ config ▸ ports ▸ identity ▸ traces ▸ cluster ▸ listeners ▸ mesh ▸ register ▸ ready
-//!      ◂───────────── traces ◂ cluster ◂ listeners ◂ mesh ◂ resign ◂ settle ◂ streams ◂ signal
+//!      ◂───────────── traces ◂ cluster ◂ listeners ◂ mesh ◂ resign ◂ settle ◂ tasks ◂ streams ◂ signal
 //! ```
 //! Up to the ports nothing is touched: a wrong file or a taken port leaves no trace. Traces outlive the runtime, so that
 //! the last spans are exported.
@@ -14,13 +14,13 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::middleware;
 use tokio::{net::TcpListener, sync::Mutex, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
-use towline_actors::{Mesh, MeshConfig, MeshError, PushConfig};
+use towline_actors::{HandOver, Mesh, MeshConfig, MeshError, PushConfig};
 use towline_cluster::{
     Cluster, ClusterError, ClusterHandle, ClusterOptions, ProposeError, Registration,
     membership::{self, Identity, Joining},
@@ -43,11 +43,13 @@ use crate::{
     metrics,
     peer_server::PeerTls,
     sign_in::{self, SignIns},
-    telemetry,
+    signals, telemetry,
 };
 
 /// Pause between two tries to register: an election takes about a second.
 const REGISTER_PAUSE: Duration = Duration::from_millis(300);
+/// What a stop keeps of its time for what follows when the tasks are handed over, but never more than half.
+const STOP_RESERVE: Duration = Duration::from_secs(10);
 /// Each step of a stop may take this long. In practice a stop takes well below a second.
 const STOP_STEP: Duration = Duration::from_secs(2);
 /// A call that must not run twice may end within this time: then no task asks whether it happened. Most stops wait for none.
@@ -281,8 +283,9 @@ async fn serve(config: NodeConfig, ports: Ports, stop: CancellationToken) -> Res
         Err(error) => Err(error),
     };
     let can_resign = !matches!(end, Ok(End::Fatal(_)));
-    doors.stop(&handle, can_resign).await;
-    within("stop raft", STOP_STEP * 2, cluster.shutdown()).await;
+    let time = StopTime::new(config.lifecycle.drain_timeout);
+    doors.stop(&config, &handle, can_resign, &time).await;
+    time.within("stop raft", STOP_STEP * 2, cluster.shutdown()).await;
     match end? {
         End::Asked => Ok(()),
         End::Fatal(reason) => Err(CliError::Other(reason)),
@@ -378,15 +381,19 @@ impl Doors {
     }
 
     /// Stops in the reverse order of the start; every step has a limit.
-    async fn stop(self, handle: &ClusterHandle, can_resign: bool) {
+    async fn stop(self, config: &NodeConfig, handle: &ClusterHandle, can_resign: bool, time: &StopTime) {
         self.api.ready.store(false, Ordering::Relaxed);
         self.stopping.cancel();
         metrics::tell_no_more();
         if can_resign {
-            if let Some(mesh) = self.api.mesh.lock().await.as_ref() {
-                mesh.settle(STOP_SETTLE).await;
+            let tasks = self.api.mesh.lock().await.as_ref().map(Mesh::hand_over);
+            if let Some(tasks) = tasks {
+                hand_over(tasks, config, handle, time).await;
             }
-            within("resign", STOP_STEP, async {
+            if let Some(mesh) = self.api.mesh.lock().await.as_ref() {
+                mesh.settle(time.at_most(STOP_SETTLE)).await;
+            }
+            time.within("resign", STOP_STEP, async {
                 if let Err(error) = handle.resign().await {
                     tracing::warn!(error = chain(&error), "resign: the others find out by themselves");
                 }
@@ -394,17 +401,17 @@ impl Doors {
             .await;
         }
         if let Some(bridge) = &self.bridge {
-            within("stop the bridge", STOP_MESH, bridge.stop()).await;
+            time.within("stop the bridge", STOP_MESH, bridge.stop()).await;
         }
         let mesh = self.api.mesh.lock().await.take();
         if let Some(mesh) = mesh {
-            within("stop the mesh", STOP_MESH, mesh.stop()).await;
+            time.within("stop the mesh", STOP_MESH, mesh.stop()).await;
         }
         if let Some(mcp) = &self.mcp {
-            within("stop the MCP server", STOP_STEP, mcp.stop()).await;
+            time.within("stop the MCP server", STOP_STEP, mcp.stop()).await;
         }
         self.close.cancel();
-        within("close the listeners", DRAIN, async {
+        time.within("close the listeners", DRAIN, async {
             for task in self.serving {
                 if let Err(error) = task.await {
                     tracing::error!(%error, "a listener ended badly");
@@ -412,6 +419,49 @@ impl Doors {
             }
         })
         .await;
+    }
+}
+
+/// Gives the tasks away that another node can take. It has no room before it lets the first go, so that none comes back.
+async fn hand_over(tasks: HandOver, config: &NodeConfig, handle: &ClusterHandle, time: &StopTime) {
+    if !tasks.is_possible() {
+        return;
+    }
+    time.within("say that this node has no room", STOP_STEP, async {
+        if let Err(error) = handle.register(Registration { capacity: 0, ..registration(config) }).await {
+            tracing::warn!(error = chain(&error), "the others do not know that this node stops");
+        }
+    })
+    .await;
+    tasks.run(time.for_tasks()).await;
+}
+
+/// The time that all steps of a stop share.
+struct StopTime {
+    end: Instant,
+    reserve: Duration,
+}
+
+impl StopTime {
+    fn new(limit: Duration) -> Self {
+        Self { end: Instant::now() + limit, reserve: STOP_RESERVE.min(limit / 2) }
+    }
+
+    /// What is left for a step that takes this long at most.
+    fn at_most(&self, limit: Duration) -> Duration {
+        limit.min(self.end.saturating_duration_since(Instant::now()))
+    }
+
+    /// How long tasks may take to get away.
+    fn for_tasks(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now()).saturating_sub(self.reserve)
+    }
+
+    async fn within(&self, what: &str, limit: Duration, step: impl Future<Output = ()>) {
+        let limit = self.at_most(limit);
+        if tokio::time::timeout(limit, step).await.is_err() {
+            tracing::warn!(?limit, "{what}: takes too long, going on");
+        }
     }
 }
 
@@ -430,7 +480,6 @@ fn no_front_door() -> AgentName {
 
 /// Starts the mesh and registers; from then on this node takes work.
 async fn start_mesh(config: &NodeConfig, handle: &ClusterHandle, api: &Api) -> Result<(), CliError> {
-    let agents = Mesh::agent_specs(&config.mesh);
     let public_url = api.public_url.clone();
     let push = config.push.clone().map(|policy| PushConfig { policy, public_url });
     let mut mesh = MeshConfig { push, instance: config.node.name.clone(), ..config.mesh.clone() };
@@ -444,8 +493,7 @@ async fn start_mesh(config: &NodeConfig, handle: &ClusterHandle, api: &Api) -> R
         }
     })?;
     *api.mesh.lock().await = Some(mesh);
-    let registration = Registration { capacity: config.mesh.permits, agents, labels: config.node.labels.clone() };
-    register(handle, registration).await?;
+    register(handle, registration(config)).await?;
     api.ready.store(true, Ordering::Relaxed);
     tracing::info!(
         node = %handle.node_id(),
@@ -455,6 +503,12 @@ async fn start_mesh(config: &NodeConfig, handle: &ClusterHandle, api: &Api) -> R
         "ready"
     );
     Ok(())
+}
+
+/// What the cluster is told of this node.
+fn registration(config: &NodeConfig) -> Registration {
+    let agents = Mesh::agent_specs(&config.mesh);
+    Registration { capacity: config.mesh.permits, agents, labels: config.node.labels.clone() }
 }
 
 /// Registers as soon as there is a leader: a cluster that starts has none yet.
@@ -478,25 +532,10 @@ async fn register(handle: &ClusterHandle, registration: Registration) -> Result<
     }
 }
 
-async fn within(what: &str, limit: Duration, step: impl Future<Output = ()>) {
-    if tokio::time::timeout(limit, step).await.is_err() {
-        tracing::warn!(?limit, "{what}: takes too long, going on");
-    }
-}
-
 /// Canceled by SIGTERM, SIGINT, or the end of standard input if that counts.
 fn stop_signal(exit_with_stdin: bool) -> Result<CancellationToken, CliError> {
-    use tokio::signal::unix::{SignalKind, signal};
     let token = CancellationToken::new();
-    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
-        let mut signals = signal(kind).map_err(CliError::other)?;
-        let token = token.clone();
-        tokio::spawn(async move {
-            signals.recv().await;
-            tracing::info!("stopping");
-            token.cancel();
-        });
-    }
+    signals::watch(token.clone())?;
     if exit_with_stdin {
         watch_stdin(token.clone());
     }

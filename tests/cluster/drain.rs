@@ -182,11 +182,11 @@ async fn operate(url: &str, command: &[&str]) -> Ran {
     run_cli(["cluster"].iter().chain(command).chain(&["--server", url])).await
 }
 
-fn follow(cluster: &Cluster, node: u64, task: &str) -> Observer {
+pub(crate) fn follow(cluster: &Cluster, node: u64, task: &str) -> Observer {
     Observer::subscribe(cluster.node(node).agent("speaker").endpoint(), task, Some(0))
 }
 
-fn noted(calls: &Path) -> usize {
+pub(crate) fn noted(calls: &Path) -> usize {
     fs::read_to_string(calls).unwrap_or_default().lines().count()
 }
 
@@ -203,6 +203,11 @@ async fn callers(calls: &Path) -> (Cluster, FakeModel) {
         (_, Some(result)) => Answer::new().words(&["x ", "y ", "z "]).text(result.clone()),
     })
     .await;
+    callers_with(calls, model).await
+}
+
+/// The same with a model of one's own.
+pub(crate) async fn callers_with(calls: &Path, model: FakeModel) -> (Cluster, FakeModel) {
     let server = |name: &str, calls: &str, on_adoption: &str| {
         format!(
             "    - {{ name: {name}, transport: stdio, command: [{:?}, {calls:?}], timeout: 300s, on_adoption: {{ \"*\": {on_adoption} }} }}\n",

@@ -14,6 +14,7 @@ mod node_death;
 mod removal;
 mod restart;
 mod signing_in;
+mod stopping;
 mod twin;
 mod upgrade;
 mod workers;

@@ -176,7 +176,8 @@ impl TestNode {
         self.signal(Signal::CONT);
     }
 
-    fn signal(&self, signal: Signal) {
+    /// Sends a signal to its process.
+    pub fn signal(&self, signal: Signal) {
         let pid = self.pid().and_then(|pid| Pid::from_raw(i32::try_from(pid).unwrap()));
         kill_process(pid.expect("the node runs"), signal).unwrap();
     }
@@ -191,7 +192,7 @@ impl TestNode {
     pub async fn stop(&mut self) -> Option<i32> {
         let (mut child, stdin) = self.process.take().expect("the node runs");
         drop(stdin);
-        let ended = tokio::time::timeout(Duration::from_secs(20), child.wait()).await;
+        let ended = tokio::time::timeout(Duration::from_secs(40), child.wait()).await;
         ended.expect("the node stops in time").unwrap().code()
     }
 

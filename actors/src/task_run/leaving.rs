@@ -93,7 +93,7 @@ impl TaskRunState {
     fn may_move(&self) -> bool {
         let cluster = &self.context.shared.cluster;
         matches!(self.leave, Some(Leave::Move { .. }))
-            && cluster.local(|state| state.has_another_host(&self.view.agent, cluster.node_id()))
+            && cluster.local(|state| state.has_another_open_host(&self.view.agent, cluster.node_id()))
     }
 
     fn release(&mut self) {

@@ -175,7 +175,9 @@ fn check_share(ask: &Ask, link: &Link, uri: &str) -> Result<(), Failure> {
     let mut wanted: BTreeSet<String> = of_one.flat_map(|session| session.subscriptions(&link.key)).collect();
     wanted.insert(uri.to_owned());
     if wanted.len() > MAX_SUBSCRIBED_OF_ONE {
-        let message = format!("your sessions subscribe to {MAX_SUBSCRIBED_OF_ONE} resources of this server here: that is the most");
+        let message = format!(
+            "your sessions subscribe to {MAX_SUBSCRIBED_OF_ONE} resources of this server here: that is the most"
+        );
         return Err(Failure::new(Code::Runtime, message));
     }
     Ok(())

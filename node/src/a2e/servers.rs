@@ -22,7 +22,7 @@ use super::{
     Bridge, asking,
     message::{Code, Failure, now as now_ts, outgoing},
 };
-use crate::mcp_server::settings::{climbs, is_matched};
+use crate::mcp_server::{climbs, is_matched};
 
 /// What stands between the id of a server and the name of its tool.
 pub(super) const BETWEEN: &str = "__";

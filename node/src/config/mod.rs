@@ -9,6 +9,7 @@ mod auth;
 mod cards;
 mod device_grant;
 mod labels;
+mod lifecycle;
 mod limits;
 mod mcp_security;
 mod mistakes;
@@ -43,6 +44,7 @@ use towline_cluster::CERTIFICATE_LIFE;
 use towline_core::AgentName;
 
 pub use cards::CardSettings;
+pub use lifecycle::LifecycleSettings;
 pub use limits::LimitSettings;
 pub use mistakes::{ConfigError, Mistake, Origin};
 pub use node::{DEFAULT_DATA, DEFAULT_HTTP, DEFAULT_PEER, NodeSettings};
@@ -65,7 +67,7 @@ const LONGEST_CERTIFICATE_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Environment variables of settings start with this; `__` stands between the parts of a path.
 const ENV_PREFIX: &str = "TOWLINE_";
 /// The parts that a path may begin with.
-const TOP_LEVEL: [&str; 14] = [
+const TOP_LEVEL: [&str; 15] = [
     "node",
     "cluster",
     "front_door",
@@ -80,6 +82,7 @@ const TOP_LEVEL: [&str; 14] = [
     "cards",
     "triggers",
     "a2e",
+    "lifecycle",
 ];
 
 /// A configuration that is right.
@@ -111,6 +114,8 @@ pub struct NodeConfig {
     pub hooks: Hooks,
     /// Which MCP servers agents of others reach through the bridge.
     pub a2e: A2eSettings,
+    /// How it ends.
+    pub lifecycle: LifecycleSettings,
     /// What of it may be shown.
     pub redacted: Redacted,
 }
@@ -199,6 +204,7 @@ fn read_root(mut root: Section<'_>, redacted: Redacted) -> NodeConfig {
     auth.own_traces = !telemetry.trust_callers;
     let push = push::read(&mut root);
     let cards = cards::read(&mut root);
+    let lifecycle = lifecycle::read(&mut root);
     root.finish();
     let permits = node.permits;
     let (task_budget, task_time) = (limits.task_budget(), limits.task_time);
@@ -228,6 +234,7 @@ fn read_root(mut root: Section<'_>, redacted: Redacted) -> NodeConfig {
         serve,
         hooks,
         a2e,
+        lifecycle,
         redacted,
     }
 }

@@ -437,7 +437,14 @@ mod tests {
         let served = federated(true);
         assert!(served.serves("read_file") && !served.serves("write_file"));
         assert!(served.serves_resource("file:///a/b") && !served.serves_resource("https://a/b"));
-        for climbs in ["file:///a/../b", "file:///a/%2E%2e/b", "file:///a/.%252e/b", "file:///a/x\\..\\b", "file:///a/..", "file:///a/..?x"] {
+        for climbs in [
+            "file:///a/../b",
+            "file:///a/%2E%2e/b",
+            "file:///a/.%252e/b",
+            "file:///a/x\\..\\b",
+            "file:///a/..",
+            "file:///a/..?x",
+        ] {
             assert!(!served.serves_resource(climbs), "{climbs} leads elsewhere than the pattern says");
         }
         assert!(served.serves_resource("file:///a/..b/c...d/.e"), "dots within a name lead nowhere");

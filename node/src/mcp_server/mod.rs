@@ -52,8 +52,8 @@ use crate::{
     auth,
 };
 
-pub(crate) use settings::is_listed;
 pub use settings::{Federated, Guarded, ServeSettings};
+pub(crate) use settings::{climbs, is_listed, is_matched};
 pub use surface::{Offender, SurfaceError};
 pub use writes::Write;
 

@@ -14,6 +14,12 @@ impl State {
         self.choose(agent, Wish::Except(than)).is_some()
     }
 
+    /// Whether a task of the agent would find another node that takes more: one that stops has made itself one without room.
+    pub fn has_another_open_host(&self, agent: &AgentName, than: NodeId) -> bool {
+        let other = self.choose(agent, Wish::Except(than)).and_then(|(id, _)| self.nodes.get(&id));
+        other.is_some_and(|node| node.capacity > 0)
+    }
+
     /// What keeps a task on its node when that is drained, in words; none if nothing does for longer than a step takes that
     /// may be repeated.
     pub fn what_holds(&self, task: &Task) -> Option<String> {
