@@ -48,9 +48,15 @@ pub(super) struct Found {
     pub name: String,
 }
 
-/// The servers that a caller may use.
+/// The servers that a caller may use: those whose names say where they are from before the others, which might call something of
+/// theirs by such a name.
 fn federated<'a>(server: &'a McpServer, caller: &'a Principal) -> impl Iterator<Item = &'a Federated> {
-    server.surface.federated().iter().filter(move |federated| federated.is_for(caller))
+    in_order(server.surface.federated()).filter(move |federated| federated.is_for(caller))
+}
+
+fn in_order(federated: &[Federated]) -> impl Iterator<Item = &Federated> {
+    let (named, others) = (federated.iter().filter(|one| one.prefix), federated.iter().filter(|one| !one.prefix));
+    named.chain(others)
 }
 
 /// Whether a caller may use prompts of some server.
@@ -433,6 +439,13 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_says_where_it_is_from_is_looked_for_there_first() {
+        let (other, good) = (federated(false), federated(true));
+        let prefixed: Vec<bool> = in_order(&[other, good]).map(|one| one.prefix).collect();
+        assert_eq!(prefixed, [true, false]);
+    }
+
+    #[test]
     fn only_what_a_pattern_names_is_served() {
         let served = federated(true);
         assert!(served.serves("read_file") && !served.serves("write_file"));
@@ -441,12 +454,17 @@ mod tests {
             "file:///a/../b",
             "file:///a/%2E%2e/b",
             "file:///a/.%252e/b",
+            "file:///a/%%32e%2%65/b",
             "file:///a/x\\..\\b",
             "file:///a/..",
             "file:///a/..?x",
+            "file:///a/..;x/b",
+            "file:///a/.\t./b",
+            "file:///a/.%0A./b",
         ] {
             assert!(!served.serves_resource(climbs), "{climbs} leads elsewhere than the pattern says");
         }
+        assert!(served.serves_resource("file:///a/my%20file%25.md"), "a name is a name, however it is written");
         assert!(served.serves_resource("file:///a/..b/c...d/.e"), "dots within a name lead nowhere");
         assert!(!served.serves_prompt("anything"), "nothing is served without a pattern");
     }

@@ -93,15 +93,33 @@ impl Federated {
 }
 
 /// Whether a URI has a segment that leads elsewhere than its text says, however it is written: a server that follows it would show
-/// what the pattern does not mean.
+/// what the pattern does not mean. Control characters are none of a URI, and parsers leave some of them out.
 pub(crate) fn climbs(uri: &str) -> bool {
-    let mut read = uri.to_ascii_lowercase();
-    // Each round takes one level of encoding away, and shortens it.
-    while read.contains("%25") {
-        read = read.replace("%25", "%");
+    let mut read = uri.to_owned();
+    loop {
+        // Each level of encoding that is taken away shortens it.
+        let decoded = decoded(&read);
+        if decoded.len() == read.len() {
+            break;
+        }
+        read = decoded;
     }
-    let read = read.replace("%2e", ".").replace("%2f", "/").replace("%5c", "/").replace('\\', "/");
-    read.split(['/', '?', '#']).any(|segment| segment == "." || segment == "..")
+    let is_step = |segment: &str| matches!(segment.split(';').next(), Some("." | ".."));
+    read.chars().any(char::is_control) || read.split(['/', '\\', '?', '#']).any(is_step)
+}
+
+/// With each ASCII character that is percent-encoded as itself.
+fn decoded(text: &str) -> String {
+    let mut parts = text.split('%');
+    let mut read = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let byte = part.get(..2).and_then(|hex| u8::from_str_radix(hex, 16).ok()).filter(u8::is_ascii);
+        match byte {
+            Some(byte) => read.extend([char::from(byte)].into_iter().chain(part[2..].chars())),
+            None => read.extend(['%'].into_iter().chain(part.chars())),
+        }
+    }
+    read
 }
 
 pub(crate) fn is_matched(patterns: &[String], name: &str) -> bool {
