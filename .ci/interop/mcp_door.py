@@ -44,8 +44,6 @@ mcp:
 # Scenarios of a server that no call through this door can be, and why.
 NOT = {
     "tools-call-sampling": "no model of a caller is asked: a connection to a server is the node's, which declares no sampling",
-    "resources-subscribe": "what another server's resource changes to is told by Subscriptions, not through the gateway",
-    "resources-unsubscribe": "as subscribe",
     "server-sse-polling": "the stream of a call is not taken up again (a SHOULD): its task is, over A2A or tasks/get",
 }
 
